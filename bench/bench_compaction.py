@@ -42,7 +42,7 @@ def dirty(tmp_path):
 
     yield make
     for log, directory in logs:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         log.close()
         shutil.rmtree(directory)
 

@@ -141,5 +141,5 @@ def bench_append_beside_housekeeping(benchmark, note, tmp_path, batches, where, 
     print(where, records, rounds, figures)
     assert rounds >= 2 * WINDOWS
     with embedlog.open(path, maintenance=False) as log:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         assert log.partition("t", 0).start_offset() > 0

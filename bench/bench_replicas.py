@@ -189,5 +189,5 @@ def bench_catch_up(benchmark, note, disks, thousand):
     note(records=1000 * CATCH_UP_BATCHES, bytes=CATCH_UP_BATCHES * thousand.size)
     benchmark.pedantic(copy, setup=lose, rounds=5)
     assert len(log.root.controller.assignment(part.key).isr) == 3
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()

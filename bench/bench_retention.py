@@ -28,7 +28,7 @@ def bench_idle_round(benchmark, note, many_segments):
     with embedlog.open(many_segments, maintenance=False) as log:
         log.alter_topic("t", {"retention.ms": 1 << 60})
         note(segments=SEGMENTS)
-        done = benchmark.pedantic(log.maintain, rounds=20, warmup_rounds=2)
+        done = benchmark.pedantic(log.housekeeping.run, rounds=20, warmup_rounds=2)
         assert done["retention"] == []
         log.alter_topic("t", {"retention.ms": -1})
 
@@ -50,7 +50,7 @@ def bench_delete_all(benchmark, note, many_segments, tmp_path):
 
     def run_retention():
         begin = time.process_time()
-        logs[0].maintain()
+        logs[0].housekeeping.run()
         cpu_seconds.append(time.process_time() - begin)
 
     benchmark.pedantic(run_retention, setup=copy_log, rounds=3)

@@ -58,7 +58,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
     """An empty log with the defaults; verified after the benchmark."""
     with embedlog.open(tmp_path / "log") as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture
@@ -150,5 +150,5 @@ def filled(tmp_path_factory: pytest.TempPathFactory, thousand: EncodedBatch) -> 
         for _ in range(100):
             part.append([thousand] * 16)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
     shutil.rmtree(folder)

@@ -269,7 +269,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidSchemaError": "Correct the schema, or the column that the error names.",
         "IncompatibleSchemaError": "Change the schema as its `reasons` require, such as by a "
         "default, or set another compatibility level.",
-        "UnknownSchemaError": "Register the schema; `log.schemas.subjects()` lists what there is.",
+        "UnknownSchemaError": "Register the schema; `log.schema_registry.subjects()` lists what there is.",
         "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
         "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
@@ -305,7 +305,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "OffsetMetadataTooLargeError": "Commit shorter metadata.",
         "NonEmptyGroupError": "Close the members that the error names, or use `remove_members`.",
         "GroupSubscribedToTopicError": "Wait until no member subscribes to the topic.",
-        "GroupIdNotFoundError": "Check the name: `log.groups()` lists all groups.",
+        "GroupIdNotFoundError": "Check the name: `log.groups` lists all groups.",
         "GroupMaxSizeReachedError": "Close another member first.",
         "ProcessDiedError": "Look for what kills the processes, such as a lack of memory; then run "
         "again: it continues at the last commit.",
@@ -342,7 +342,7 @@ ERRORS: dict[str, dict[str, str]] = {
     },
     "Mirrors": {
         "MirroredTopicError": "Write to the source; if that is lost, make the copy writable with "
-        "`log.failover`.",
+        "`log.mirrors.failover`.",
         "MirrorConflictError": "Mirror as a site, or delete the topic that is in the way; after a "
         "failover, mirror into the other direction.",
         "KafkaClusterError": "Check that the brokers run and can be reached; run the mirror again, "
@@ -508,8 +508,19 @@ API = {
     ),
     "producer": ("Producer", ["embedlog.Producer"]),
     "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
-    "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),
-    "mirrors": ("Mirrors", ["embedlog.mirror", "embedlog.MirrorRun"]),
+    "groups": (
+        "Groups",
+        [
+            *("embedlog.api.consumer_group.Groups", "embedlog.ConsumerGroup"),
+            *("embedlog.run_group", "embedlog.GroupRun"),
+        ],
+    ),
+    "replicas": ("Directories and copies", ["embedlog.api.replicas.Replicas"]),
+    "housekeeping": ("Housekeeping", ["embedlog.api.housekeeping.Housekeeping"]),
+    "mirrors": (
+        "Mirrors",
+        ["embedlog.api.failover.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],
+    ),
     "records": (
         "Records",
         [

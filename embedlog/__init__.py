@@ -49,29 +49,19 @@ if TYPE_CHECKING:
         SchemaRegistry,
     )
 
-_MODULES = {
-    "open": "api",
-    "Log": "api",
-    "run_group": "api.run_group",
-    "GroupRun": "api.run_group",
-    "mirror": "api.run_mirror",
-    "MirrorRun": "api.run_mirror",
-    "Topic": "api",
-    "ConsumerGroup": "api.consumer_group",
-    "Producer": "producer",
-    "Consumer": "consumer",
-    "ConsumerRebalanceListener": "consumer",
-    "TopicConfig": "config",
-    "Record": "record",
-    "RecordMetadata": "record",
-    "TopicPartition": "record",
-    "OffsetAndMetadata": "record",
-    "OffsetAndTimestamp": "record",
-    "AvroDeserializer": "registry",
-    "AvroSerializer": "registry",
-    "RegisteredSchema": "registry",
-    "SchemaRegistry": "registry",
+_NAMES = {
+    "api": "open Log Topic",
+    "api.run_group": "run_group GroupRun",
+    "api.run_mirror": "mirror MirrorRun",
+    "api.consumer_group": "ConsumerGroup",
+    "producer": "Producer",
+    "consumer": "Consumer ConsumerRebalanceListener",
+    "config": "TopicConfig",
+    "record": "Record RecordMetadata TopicPartition OffsetAndMetadata OffsetAndTimestamp",
+    "registry": "AvroDeserializer AvroSerializer RegisteredSchema SchemaRegistry",
 }
+"""The public names of each module."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AvroDeserializer",

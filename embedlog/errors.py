@@ -658,7 +658,7 @@ class DurabilityError(StorageError):
     """A flush failed, so the partition is read-only for all processes.
 
     A failed fsync is final, so a retry does not help: check the disk, then call
-    `Log.repair`.
+    `Housekeeping.repair`.
     """
 
 
@@ -675,15 +675,16 @@ class LockTimeoutError(TimeoutError):
 class CorruptionError(EmbedlogError):
     """Bytes below the recovery point, or metadata, are not those that were written.
 
-    Nothing was changed.  A retry does not help: see `Log.verify` and `Log.repair`.
+    Nothing was changed.  A retry does not help: see `Housekeeping.verify` and
+    `Housekeeping.repair`.
     """
 
 
 class CorruptBatchError(CorruptionError):
     """The bytes of a batch are not those that were written.
 
-    A retry does not help: seek past the batch, or call `Log.repair`.  ``reason`` says what is
-    wrong with it.
+    A retry does not help: seek past the batch, or call `Housekeeping.repair`.  ``reason`` says
+    what is wrong with it.
     """
 
     reason: str | None = None

@@ -30,7 +30,7 @@ def finished_before_forks(function: _F) -> _F:
 
 
 def _is_in_a_step(frame: FrameType | None) -> bool:
-    """Return whether a thread is in a marked function, or in an import of this package."""
+    """Return True if a thread is in a marked function, or in an import of this package."""
     importing = False
     while frame is not None:
         if frame.f_code in _marked:

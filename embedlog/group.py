@@ -180,7 +180,7 @@ class Group:
             raise GroupIdNotFoundError(
                 "The group does not exist",
                 group=self.name,
-                todo=Hint("See log.groups().", "See `embedlog groups list`."),
+                todo=Hint("See log.groups.", "See `embedlog groups list`."),
             )
         return snapshot
 

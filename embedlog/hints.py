@@ -65,26 +65,28 @@ def alter_topic(topic: str, changes: Mapping[str, object]) -> Hint:
     return Hint(f"alter_topic({topic!r}, {changes!r})", f"embedlog topics alter {topic} {options}")
 
 
-VERIFY = Hint("Call log.verify().", "Run `embedlog verify`.")
+VERIFY = Hint("Call log.housekeeping.verify().", "Run `embedlog verify`.")
 REPAIR = Hint(
-    "Call log.repair(), which first reports what it would drop.",
+    "Call log.housekeeping.repair(), which first reports what it would drop.",
     "Run `embedlog repair`, which first reports what it would drop.",
 )
 VERIFY_THEN_REPAIR = Hint(
-    "Call log.verify(), then log.repair().", "Run `embedlog verify`, then `embedlog repair`."
+    "Call log.housekeeping.verify(), then log.housekeeping.repair().",
+    "Run `embedlog verify`, then `embedlog repair`.",
 )
 FAILOVER = Hint(
-    "Write to the source; if that is lost, call log.failover() here first.",
+    "Write to the source; if that is lost, call log.mirrors.failover() here first.",
     "Write to the source; if that is lost, run `embedlog failover` here first.",
 )
 ADD_REPLICA = Hint(
-    "Add directories with add_replica(path).", "Add directories with `embedlog replicas add PATH`."
+    "Add directories with log.replicas.add(path).",
+    "Add directories with `embedlog replicas add PATH`.",
 )
 GIVE_UP = Hint(
-    "Or give it up with remove_replica(path, force=True).",
+    "Or give it up with log.replicas.remove(path, force=True).",
     "Or give it up with `embedlog replicas remove PATH --force`.",
 )
-MIRRORS = Hint("log.mirrors() lists all.", "`embedlog mirror status` lists all.")
+MIRRORS = Hint("log.mirrors lists all.", "`embedlog mirror status` lists all.")
 AS_SITE = Hint(
     "Mirror as a site, which becomes a part of the names of the copies; or merge.",
     "Pass a name with --as, which becomes a part of the names of the copies; or --merge.",

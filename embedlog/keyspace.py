@@ -274,19 +274,26 @@ class Table(Generic[V]):
             CorruptionError: It is not what was written under this key.
         """
         if not self.checksum:
-            return self.unpack(row)
-        if not is_sealed(row, key):
-            raise CorruptionError(
-                f"A row of {self.name} in {self.database} is damaged, under the key {key!r}",
-                todo=REPAIR,
-            )
-        return self.unpack(row[_CHECKSUM_BYTES:])
+            try:
+                return self.unpack(row)
+            except (struct.error, ValueError):
+                todo = (
+                    "Close the log in all programs, and delete its directory `live`, which is "
+                    "created again."
+                )
+        elif is_sealed(row, key):
+            return self.unpack(row[_CHECKSUM_BYTES:])
+        else:
+            todo = REPAIR
+        raise CorruptionError(
+            f"A row of {self.name} in {self.database} is damaged, under the key {key!r}", todo=todo
+        )
 
     def load_if_valid(self, key: bytes, row: bytes) -> V | None:
         """Return the value of a row, or None if it is damaged."""
         try:
             return self.load(key, row)
-        except DAMAGE:
+        except CorruptionError:
             return None
 
     def dump(self, key: bytes, value: V) -> bytes:

@@ -8,7 +8,7 @@ it pays.  The audit is a listener.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.batch import CONTROL, MINUTE_MS, Batch, EncodedBatch
 from embedlog.config import TopicConfig
@@ -157,7 +157,7 @@ class Listeners:
         for state, batches in published:
             for listener in self.of(state.config, client):
                 for receipt, batch in batches:
-                    listener.written(cast("PartitionLog", state), receipt, batch, None)
+                    listener.written(state, receipt, batch, None)
         client.close()
 
 

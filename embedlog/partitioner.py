@@ -75,7 +75,7 @@ def partition_for_key(key: bytes, partitions: int) -> int:
 def murmur2_many(offsets: IntArray, data: UInt8Array) -> Int32Array:
     """Return `murmur2` of many keys that are stored end to end, as in an Arrow binary column.
 
-    Hashes all keys of a chunk at once, word by word; fastest for keys of equal length.
+    Hashes all keys of a chunk together, word by word; fastest for keys of equal length.
 
     Args:
         offsets: Where each key begins in ``data``, and where the last one ends; never decreases.

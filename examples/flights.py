@@ -116,10 +116,10 @@ def produce(log: embedlog.Log, flights: Flights, start: int, stop: int) -> None:
 
 def unplug(log: embedlog.Log, directory: str) -> None:
     """Take a directory away, as a disk that is unplugged, and wait until the log has noticed."""
-    led = next(each for each in log.replicas() if each.path == directory).leaders
+    led = next(each for each in log.replicas if each.path == directory).leaders
     os.rename(directory, f"{directory}-unplugged")
     lost_at = time.monotonic()
-    while next(each for each in log.replicas() if each.path == directory).online:
+    while next(each for each in log.replicas if each.path == directory).online:
         time.sleep(0.001)
     print(
         f"lost {directory}, which led {led} partitions: others lead them after "
@@ -131,12 +131,12 @@ def plug_in(log: embedlog.Log, directory: str) -> None:
     """Put it back, and wait until it has caught up and all copies are equal."""
     os.rename(f"{directory}-unplugged", directory)
     start = time.monotonic()
-    while any(each.in_sync < each.replicas for each in log.replicas()):
+    while any(each.in_sync < each.replicas for each in log.replicas):
         time.sleep(0.01)
-    seconds, differences = time.monotonic() - start, log.verify(replicas=True)
+    seconds, differences = time.monotonic() - start, log.housekeeping.verify(replicas=True)
     assert differences == [], differences
     print(f"put it back: in sync again after {seconds:.1f} s, and all copies are equal")
-    print(log.replicas())
+    print(log.replicas)
 
 
 def follow(path: str, total: int, pipe: Connection) -> None:
@@ -290,7 +290,9 @@ def compact_to_the_last(log: embedlog.Log, flights: Flights, size: float) -> Ste
     log.alter_topic(TOPIC, {"cleanup.policy": "compact"})
     start = time.monotonic()
     # The housekeeping may be compacting a partition at this moment.
-    while any(isinstance(done.error, FencedError) for done in log.compact(TOPIC, force=True)):
+    while any(
+        isinstance(done.error, FencedError) for done in log.housekeeping.compact(TOPIC, force=True)
+    ):
         time.sleep(0.1)
     seconds = time.monotonic() - start
     last_flights = dict(zip(flights.keys, flights.values, strict=True))
@@ -542,7 +544,7 @@ def check_after_kill(path: str, acknowledged: set[bytes]) -> tuple[int, int]:
     start = time.monotonic()
     with embedlog.open(path) as log:
         open_seconds = time.monotonic() - start
-        findings = log.verify()
+        findings = log.housekeeping.verify()
         assert findings == [], findings
         stored = Counter(record.value for record in log.topic(KILLED_WRITER_TOPIC))
     print(f"reopened in {open_seconds * 1000:.1f} ms after the kill")

@@ -208,5 +208,5 @@ def replicated_log(directories: Directories) -> Iterator[embedlog.Log]:
     """A log over three directories; healthy when the test is done."""
     log = directories.open()
     yield log
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()

@@ -41,7 +41,7 @@ def log(tmp_path, clock):
     """A log without housekeeping of its own; verified at the end."""
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def reported(log, *kinds):
@@ -63,14 +63,14 @@ def short(log, *kinds):
 def test_created_altered_and_deleted_topics_are_reported(log, clock):
     """Housekeeping of any process reports them from the catalogue, with the log's clock."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
-    log.maintain()
+    log.housekeeping.run()
     log.alter_topic("t", {"retention.ms": None, "segment.bytes": 1 << 20})
     log.create_partitions("t", 3)
     clock.advance(1_000)
-    log.maintain()
+    log.housekeeping.run()
     log.delete_topic("t")
     log.create_topic("t")
-    log.maintain()
+    log.housekeeping.run()
 
     first, second = {"topic": "t", "id": 1}, {"topic": "t", "id": 3}
     assert reported(log)[1:] == [
@@ -99,9 +99,9 @@ def test_rolls_are_reported_with_the_base_of_the_active_segment(log):
     """Rolls since the last look become one event, and each roll is counted once."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 7)
-    log.maintain()
+    log.housekeeping.run()
     fill(log.partition("t", 0), 2, first=7)
-    log.maintain()
+    log.housekeeping.run()
 
     at = {"topic": "t", "partition": 0}
     assert reported(log, "rolled") == [
@@ -115,7 +115,7 @@ def test_retention_is_reported(log, clock):
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     clock.advance(2 * DAY)
-    log.maintain()
+    log.housekeeping.run()
 
     (event,) = reported(log, "retained")
     expected = {"topic": "t", "partition": 0, "start_offset": 6, "segments": 3}
@@ -145,15 +145,15 @@ def test_generations_of_groups_are_reported(log):
     log.create_topic("t", partitions=2)
     with log.consumer("t", group_id="g") as consumer:
         consumer.poll(0)
-        log.maintain()
+        log.housekeeping.run()
         consumer.commit()
-        log.maintain()
+        log.housekeeping.run()
         with log.consumer("t", group_id="g") as other:
             other.poll(0)
-            log.maintain()
-    log.maintain()
-    log.group("g").delete()
-    log.maintain()
+            log.housekeeping.run()
+    log.housekeeping.run()
+    log.groups["g"].delete()
+    log.housekeeping.run()
 
     generations = [
         (facts["generation"], facts["members"]) for _, _, facts in reported(log, "rebalanced")
@@ -167,9 +167,9 @@ def test_expired_offsets_are_reported(log, clock):
     """M15: for each group."""
     log.create_topic("t")
     fill(log.partition("t", 0), 1)
-    log.group("idle").reset_offsets("latest", topics="t", dry_run=False)
+    log.groups["idle"].reset_offsets("latest", topics="t", dry_run=False)
     clock.advance(7 * DAY + 1)
-    assert log.maintain()["offsets"] == 1
+    assert log.housekeeping.run()["offsets"] == 1
 
     assert reported(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
 
@@ -179,9 +179,9 @@ def test_a_truncation_is_reported_with_its_leader_epoch(log):
     log.create_topic("t", config=SMALL)
     partition = log.partition("t", 0)
     fill(partition, 5)
-    log.maintain()
+    log.housekeeping.run()
     partition.truncate_to(3)
-    log.maintain()
+    log.housekeeping.run()
 
     at = {"topic": "t", "partition": 0}
     assert reported(log, "recovered") == [
@@ -196,11 +196,11 @@ def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
     with embedlog.open(path, clock=clock, maintenance=False) as log:
         log.create_topic("t", config=SMALL)
         fill(log.partition("t", 0), 5)
-        log.maintain()
+        log.housekeeping.run()
     (path / "live" / "boot").write_text("another boot")
     with embedlog.open(path, clock=clock, maintenance=False) as log:
-        log.maintain()
-        log.maintain()
+        log.housekeeping.run()
+        log.housekeeping.run()
         events = short(log)
     assert events == [
         ("owner", "maintenance"),
@@ -215,14 +215,14 @@ def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
 def test_a_new_owner_is_reported(log):
     """Only with an event of its own: a new owner of an idle log is not reported."""
     log.create_topic("a")
-    log.maintain()
+    log.housekeeping.run()
     log.create_topic("b")
-    log.maintain()
+    log.housekeeping.run()
 
     def elsewhere():
-        log.maintain()
+        log.housekeeping.run()
         log.create_topic("c")
-        log.maintain()
+        log.housekeeping.run()
         return os.getpid()
 
     child = in_child(elsewhere)
@@ -271,11 +271,11 @@ def test_nothing_is_written_to_an_idle_log(tmp_path):
 def test_the_activity_topic_itself_is_not_reported(log, clock):
     """Its own events would never end; its size is bounded like that of any topic."""
     log.create_topic("t")
-    log.maintain()
+    log.housekeeping.run()
     log.alter_topic(ACTIVITY, {"segment.bytes": 1_000, "retention.bytes": 4_000})
     for number in range(40):
         log.alter_topic("t", {"retention.ms": number + 1})
-        log.maintain()
+        log.housekeeping.run()
 
     assert log.partition(ACTIVITY, 0).size_bytes() < 6_000
     assert log.partition(ACTIVITY, 0).start_offset() > 0
@@ -316,7 +316,7 @@ def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, c
     """P10: on a full disk the event is lost, and the round succeeds."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
-    log.maintain()
+    log.housekeeping.run()
     clock.advance(2 * DAY)
 
     def full(*_, **__):
@@ -324,9 +324,9 @@ def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, c
 
     with monkeypatch.context() as patched:
         patched.setattr(embedlog.partition.PartitionLog, "append", full)
-        assert log.maintain()["retention"]
+        assert log.housekeeping.run()["retention"]
     assert "Report of what happened" in caplog.text
-    log.maintain()
+    log.housekeeping.run()
     assert "retained" not in dict(short(log))
 
 
@@ -339,22 +339,22 @@ def test_events_that_cannot_be_noted_are_reported_later(log, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(activity, "_note", full)
-        assert log.maintain()["activity"] == []
-    log.maintain()
+        assert log.housekeeping.run()["activity"] == []
+    log.housekeeping.run()
     assert short(log, "created") == [("created", "t")]
 
 
 def test_a_damaged_note_is_rewritten_without_events(log):
     """Earlier events are unknown, so none of them is reported."""
     log.create_topic("t", config=SMALL)
-    log.maintain()
+    log.housekeeping.run()
     fill(log.partition("t", 0), 5)
     state = log.root.context.state
     (key,) = state.read(lambda txn: [key for key, _ in kv.rows(txn, REPORTED_TOPICS.prefix())])
     state.write(lambda txn: txn.put(key, b"damaged"))
-    log.maintain()
+    log.housekeeping.run()
     fill(log.partition("t", 0), 2, first=5)
-    log.maintain()
+    log.housekeeping.run()
 
     (event,) = reported(log, "rolled")
     assert event[2]["segments"] == 1
@@ -375,7 +375,7 @@ def test_the_work_of_a_killed_process_is_reported_by_another(log):
 
     with PausedChild(work) as child:
         child.kill()
-    log.maintain()
+    log.housekeeping.run()
 
     assert short(log)[1:] == [("created", "t"), ("rolled", "t-0")]
 
@@ -405,7 +405,7 @@ def test_a_fenced_owner_notes_nothing(log):
     log.create_topic("t")
     with pytest.raises(FencedError):
         LOOK.run(JobContext(log.root, 99, log.root.clock, bool))
-    log.maintain()
+    log.housekeeping.run()
     assert short(log, "created") == [("created", "t")]
 
 
@@ -415,7 +415,7 @@ def test_a_fenced_owner_notes_nothing(log):
 def test_the_activity_topic_is_internal(log):
     """Hidden from lists and patterns; only embedlog itself may create, write and delete it."""
     log.create_topic("t")
-    log.maintain()
+    log.housekeeping.run()
 
     assert log.topics() == ["t"]
     assert log.topics(internal=True) == [ACTIVITY, "t"]
@@ -434,7 +434,7 @@ def test_the_activity_topic_is_internal(log):
         consumer.subscribe(pattern=".*")
         consumer.poll(0)
         assert consumer.assignment() == {TopicPartition("t", 0)}
-    with log.hold("all") as lease:
+    with log.housekeeping.hold("all") as lease:
         assert lease.offsets.keys() == {TopicPartition("t", 0)}
 
 
@@ -444,7 +444,7 @@ def test_a_consumer_can_subscribe_before_the_topic_exists(log):
         assert consumer.poll(0) == {}
         assert ACTIVITY not in log
         log.create_topic("t")
-        log.maintain()
+        log.housekeeping.run()
         records = [
             record for batch in consumer.poll(int(patient(5_000))).values() for record in batch
         ]
@@ -458,7 +458,7 @@ def test_a_consumer_can_subscribe_before_the_topic_exists(log):
 def test_rows_are_json(log):
     """Each record is one object: kind and facts."""
     log.create_topic("t")
-    log.maintain()
+    log.housekeeping.run()
     for _, _, key, value, _ in rows(log.partition(ACTIVITY, 0)):
         assert key
         assert json.loads(value)["kind"] in activity.KINDS

@@ -47,7 +47,7 @@ def log(tmp_path, clock):
         log.create_topic("t", config={"file.delete.delay.ms": 0})
         fill(log.partition("t", 0), 3)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def alter(log, **settings):
@@ -194,9 +194,9 @@ def due_by_age(log, clock):
 
 def check_retention_ms(log, clock):
     due_by_age(log, clock)
-    assert log.maintain()["retention"] == []
+    assert log.housekeeping.run()["retention"] == []
     alter(log, retention_ms=DAY - 10)
-    assert [result.start_offset for result in log.maintain()["retention"]] == [3]
+    assert [result.start_offset for result in log.housekeeping.run()["retention"]] == [3]
 
 
 def check_key_serializer(log, clock):
@@ -219,43 +219,43 @@ def check_retention_clock(log, clock):
     log.delete_records({TopicPartition("t", 0): -1})
     alter(log, retention_ms=7 * DAY)
     log.partition("t", 0).append([encoded(b"old", at=START - 30 * DAY)])
-    assert log.maintain()["retention"] == []
+    assert log.housekeeping.run()["retention"] == []
     alter(log, retention_clock="record")
-    assert [result.segments for result in log.maintain()["retention"]] == [1]
+    assert [result.segments for result in log.housekeeping.run()["retention"]] == [1]
 
 
 def check_retention_bytes(log, clock):
     alter(log, segment_bytes=SIZE)
     add(log, 3)
-    assert log.maintain()["retention"] == []
+    assert log.housekeeping.run()["retention"] == []
     alter(log, retention_bytes=2 * SIZE)
-    assert log.maintain()["retention"] != []
+    assert log.housekeeping.run()["retention"] != []
 
 
 def check_retention_topic_bytes(log, clock):
     alter(log, segment_bytes=SIZE)
     add(log, 3)
-    assert log.maintain()["retention"] == []
+    assert log.housekeeping.run()["retention"] == []
     alter(log, retention_topic_bytes=2 * SIZE)
-    assert log.maintain()["retention"] != []
+    assert log.housekeeping.run()["retention"] != []
 
 
 def check_retention_min_consumed(log, clock):
     due_by_age(log, clock)
-    log.group("g").reset_offsets("earliest", topics="t", dry_run=False)
+    log.groups["g"].reset_offsets("earliest", topics="t", dry_run=False)
     alter(log, retention_ms=10, retention_min_consumed="g")
-    assert log.maintain()["retention"] == []
+    assert log.housekeeping.run()["retention"] == []
     alter(log, retention_min_consumed=None)
-    assert log.maintain()["retention"] != []
+    assert log.housekeeping.run()["retention"] != []
 
 
 def check_retention_bytes_hard(log, clock):
     due_by_age(log, clock)
     alter(log, retention_ms=10)
-    with log.hold("all", {ZERO: 0}):
-        assert log.maintain()["retention"] == []
+    with log.housekeeping.hold("all", {ZERO: 0}):
+        assert log.housekeeping.run()["retention"] == []
         alter(log, retention_bytes_hard=0)
-        assert log.maintain()["retention"] != []
+        assert log.housekeeping.run()["retention"] != []
 
 
 def check_file_delete_delay_ms(log, clock):
@@ -283,7 +283,7 @@ def dirty(log, **settings):
 
 
 def compacted(log):
-    return [result.records_kept for result in log.maintain()["compaction"] if result.passes]
+    return [result.records_kept for result in log.housekeeping.run()["compaction"] if result.passes]
 
 
 def check_min_cleanable_dirty_ratio(log, clock):
@@ -313,12 +313,12 @@ def check_delete_retention_ms(log, clock):
     partition.append([encoded(None, keys=[b"k"])])
     partition.roll()
     alter(log, delete_retention_ms=1_000)
-    log.maintain()
+    log.housekeeping.run()
     assert values(partition) == [None]
     clock.advance(1_001)
     partition.append([encoded(b"x", keys=[b"other"])])
     partition.roll()
-    log.maintain()
+    log.housekeeping.run()
     assert values(partition) == [b"x"]
 
 
@@ -347,11 +347,11 @@ def check_rebatch_min_rows(log, clock):
         add(log, 2)
         partition.roll()
         alter(log, rebatch_min_rows=5)
-    assert len(log.maintain()["rebatch"]) == 1
+    assert len(log.housekeeping.run()["rebatch"]) == 1
     alter(log, rebatch_min_rows=0)
     add(log, 2)
     partition.roll()
-    assert log.maintain()["rebatch"] == []
+    assert log.housekeeping.run()["rebatch"] == []
 
 
 def check_statistics_columns(log, clock):

@@ -45,7 +45,7 @@ def log(path):
     log = embedlog.open(path, clock=ManualClock())
     yield log
     if not log.root.closed:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
     log.close()
 
 
@@ -298,7 +298,7 @@ def test_a_closed_log_refuses_every_call_but_close(log):
         lambda: partition.append([encoded(b"x")]),
         lambda: partition.reader(0),
         lambda: partition.end_offset(),
-        log.verify,
+        log.housekeeping.verify,
     ):
         with pytest.raises(errors.ClosedError):
             call()
@@ -343,7 +343,7 @@ def test_closing_under_another_thread_raises_closed_error_there(path, operation)
 
     assert {type(error) for error in raised} == {errors.ClosedError}, raised
     with embedlog.open(path) as log:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_an_error_of_closing_does_not_hide_the_one_before(path):
@@ -419,7 +419,7 @@ def test_a_log_that_was_renamed_while_it_was_open_is_closed(path, tmp_path, capl
     assert "moved while it was open" in caplog.text
     with embedlog.open(tmp_path / "renamed", maintenance=False) as log:
         assert [record.value for record in log.topic("t")] == [b"v", b"w"]
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_log_that_is_created_again_is_independent_of_the_deleted_one(path):
@@ -437,10 +437,10 @@ def test_a_log_that_is_created_again_is_independent_of_the_deleted_one(path):
         with pytest.raises(errors.LogDeletedError):
             old.close()
 
-        assert new.verify() == []
+        assert new.housekeeping.verify() == []
     with embedlog.open(path) as reopened:
         assert values(reopened.partition("t", 0)) == [b"new"]
-        assert reopened.verify() == []
+        assert reopened.housekeeping.verify() == []
 
 
 def append_in_child(log, number):
@@ -822,7 +822,7 @@ def test_a_log_opened_to_read_refuses_every_change(path):
     with embedlog.open(path, mode="r") as log:
         partition = log.partition("t", 0)
         assert values(partition) == [b"x", b"y"]
-        assert (len(log.topic("t")), log.topics(), log.verify()) == (2, ["t"], [])
+        assert (len(log.topic("t")), log.topics(), log.housekeeping.verify()) == (2, ["t"], [])
         assert log.describe_topic("t")["partitions"][0]["end_offset"] == 2
         for call in (
             lambda: partition.append([encoded(b"z")]),
@@ -830,10 +830,10 @@ def test_a_log_opened_to_read_refuses_every_change(path):
             lambda: log.delete_topic("t"),
             lambda: log.alter_topic("t", {"retention.ms": 1}),
             lambda: log.create_partitions("t", 2),
-            lambda: log.repair(dry_run=False),
+            lambda: log.housekeeping.repair(dry_run=False),
             lambda: partition.truncate_to(0),
             lambda: partition.flush(),
-            lambda: log.rebuild_index(),
+            lambda: log.housekeeping.rebuild_index(),
             lambda: log.root.producer_identity(None),
         ):
             with pytest.raises(errors.ReadOnlyError):
@@ -878,7 +878,7 @@ def test_a_topic_directory_that_is_a_link_is_refused(path, tmp_path):
             log.partition("t", 0).append([encoded(b"y")])
         with pytest.raises(errors.EmbedlogError):
             log.topic("t")[0]
-        assert log.verify() != []
+        assert log.housekeeping.verify() != []
     assert directory.is_symlink()
     assert len(segment_files(tmp_path / "elsewhere" / "..")) == 0
 
@@ -893,7 +893,7 @@ def test_verify_reports_its_progress(log):
         log.partition("t", 0).append([encoded(*[bytes(1000)] * 100)])
     steps = []
 
-    assert log.verify(progress=lambda *step: steps.append(step)) == []
+    assert log.housekeeping.verify(progress=lambda *step: steps.append(step)) == []
 
     totals = {total for _, total in steps}
     assert len(totals) == 1
@@ -912,14 +912,14 @@ def test_repair_reports_what_it_would_drop(log):
     data = file.read_bytes().replace(b"row 1", b"ROW 1")
     file.write_bytes(data)
 
-    findings, report = log.verify(), log.repair()
+    findings, report = log.housekeeping.verify(), log.housekeeping.repair()
 
     assert len(findings) == 1
     assert "CRC" in str(findings[0])
     assert len(report) == 1
     assert "offsets [1, 2) dropped" in report[0]
     assert file.read_bytes() == data
-    assert log.repair(dry_run=False) == report
+    assert log.housekeeping.repair(dry_run=False) == report
     assert values(log.partition("t", 0)) == [b"row 0", b"row 2"]
     assert partition.append([encoded(b"next")])[0].base_offset == 3
 
@@ -930,10 +930,10 @@ def test_the_index_can_be_rebuilt(log):
     for row in range(12):
         log.partition("t", 0).append([encoded(b"%d" % row)])
 
-    assert log.rebuild_index() > 5
-    assert log.rebuild_index("t") == log.rebuild_index()
+    assert log.housekeeping.rebuild_index() > 5
+    assert log.housekeeping.rebuild_index("t") == log.housekeeping.rebuild_index()
     with pytest.raises(errors.UnknownTopicOrPartitionError):
-        log.rebuild_index("other")
+        log.housekeeping.rebuild_index("other")
     assert [log.topic("t")[row].value for row in range(12)] == [b"%d" % row for row in range(12)]
 
 
@@ -956,7 +956,7 @@ def test_an_end_mark_before_the_end_is_damage(log, mark, sealed):
     assert [batch.lists()[2] for batch in reader.read()] == [[b"row 0"]]
     with pytest.raises(errors.CorruptBatchError):
         reader.read()
-    assert len(log.verify()) == 1
-    assert len(log.repair()) == 1
+    assert len(log.housekeeping.verify()) == 1
+    assert len(log.housekeeping.repair()) == 1
 
     file.write_bytes(original)

@@ -449,7 +449,7 @@ def test_what_a_group_leaves_out_is_missing(log, how):
         elif how == "commit":
             consumer.commit({partition: 150})
     if how == "reset":
-        log.group("g").reset_offsets(150, topics="t", dry_run=False)
+        log.groups["g"].reset_offsets(150, topics="t", dry_run=False)
     read(log, 149 if how == "seek" else 150)
 
     result = log.audit("t", "1h")
@@ -626,7 +626,7 @@ def test_what_compaction_removes_is_said_to_be_deleted(log):
     with log.producer(client_id="p") as producer:
         producer.send_batch("k", [b"v"] * 300, keys, timestamps=TIMES).result()
     read(log, 200, "k")
-    log.compact("k", force=True)
+    log.housekeeping.compact("k", force=True)
     read(log, 30, "k")
 
     result = log.audit("k", "1h")
@@ -1029,5 +1029,5 @@ def test_what_retention_deletes_after_it_was_read_or_before_a_group_began_is_not
     assert log.audit("t", "1h").differences == []
     log.delete_records({TopicPartition("t", 0): 160})
     assert len(log.audit("t", "1h").differences) >= 2
-    log.group("gone").delete()
+    log.groups["gone"].delete()
     assert {row.who.name for row in log.audit("t", "1h").rows if row.counts.missing} == {"g"}

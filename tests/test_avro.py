@@ -70,14 +70,14 @@ def log(tmp_path):
     """A log that is healthy when the test is done."""
     log = embedlog.open(tmp_path / "log", maintenance=False)
     yield log
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
 
 
 @pytest.fixture
 def orders(log):
     """A topic of Avro with a schema, and keys of text."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     return log.create_topic("orders", key="str", value="avro")
 
 
@@ -118,7 +118,7 @@ def test_without_a_schema_nothing_is_written(log):
             producer.send("orders", TEA)
         assert isinstance(refused.value.__cause__, UnknownSchemaError)
         assert "'orders-value'" in str(refused.value)
-        log.schemas.register("orders-value", ORDER)
+        log.schema_registry.register("orders-value", ORDER)
         producer.send("orders", TEA).result()
     assert len(log["orders"]) == 1
 
@@ -147,7 +147,7 @@ def test_producers_take_over_the_latest_version(tmp_path, log, orders):
 
 def test_keys_can_be_avro_too(log):
     """Their subject is TOPIC-key."""
-    log.schemas.register("t-key", "long")
+    log.schema_registry.register("t-key", "long")
     topic = log.create_topic("t", key="avro", value="json")
     with log.producer() as producer:
         producer.send_batch("t", [1, 2, 3], keys=[5, 6, 5])
@@ -176,10 +176,10 @@ def test_a_serializer_with_a_schema_registers_it(log):
     """When it is first used; a change that is not compatible is refused, and nothing written."""
     log.create_topic("orders")
     with log.producer(value_serializer=AvroSerializer(ORDER)) as producer:
-        assert log.schemas.subjects() == []
+        assert log.schema_registry.subjects() == []
         producer.send("orders", TEA).result()
         producer.send("others", TEA).result()
-    assert log.schemas.subjects() == ["orders-value", "others-value"]
+    assert log.schema_registry.subjects() == ["orders-value", "others-value"]
     assert log.topic("orders")[0].value == TEA_BYTES == log.topic("others")[0].value
     with log.producer(value_serializer=AvroSerializer("int")) as producer:
         with pytest.raises(SerializationError, match="cannot read version 1") as refused:
@@ -196,7 +196,7 @@ def test_a_serializer_may_find_its_schema_in_a_subject(log):
         pytest.raises(SerializationError, match="no subject 'orders-value'"),
     ):
         producer.send("orders", TEA)
-    log.schemas.register("Order", ORDER)
+    log.schema_registry.register("Order", ORDER)
     for serializer in (
         AvroSerializer(ORDER, subject="Order", register=False),
         AvroSerializer(subject="Order"),
@@ -204,7 +204,7 @@ def test_a_serializer_may_find_its_schema_in_a_subject(log):
         with log.producer(value_serializer=serializer) as producer:
             producer.send("orders", TEA).result()
     assert consumed(log, "orders", value_deserializer=AvroDeserializer()) == [TEA, TEA]
-    assert log.schemas.subjects() == ["Order"]
+    assert log.schema_registry.subjects() == ["Order"]
 
 
 def test_a_program_that_is_wrong_about_serializers_is_told_so(log):
@@ -279,7 +279,7 @@ def test_a_value_that_does_not_fit_is_refused(log):
     for number, kind in enumerate(FIELDS.values()):
         schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
         log.create_topic(f"t{number}", value="avro")
-        log.schemas.register(f"t{number}-value", schema)
+        log.schema_registry.register(f"t{number}-value", schema)
     topics = {field: f"t{number}" for number, field in enumerate(FIELDS)}
     accepted = []
     with log.producer() as producer:
@@ -296,7 +296,9 @@ def test_a_value_that_does_not_fit_is_refused(log):
 def test_columns_without_a_common_type_are_text(log):
     """Also of values that JSON does not have."""
     topic = log.create_topic("t", value="avro")
-    log.schemas.register("t-value", ["double", FIELDS["fixed"], FIELDS["id"], FIELDS["sum"]])
+    log.schema_registry.register(
+        "t-value", ["double", FIELDS["fixed"], FIELDS["id"], FIELDS["sum"]]
+    )
     values = [float("nan"), b"\xff\0", uuid.UUID(int=5), Decimal("1.50")]
     with log.producer() as producer:
         producer.send_batch("t", values).result()
@@ -431,7 +433,7 @@ def test_any_value_of_any_schema_comes_back(log, data):
     schema, strategy = data.draw(schemas_and_values())
     values = data.draw(st.lists(strategy.filter(lambda value: value is not None), max_size=3))
     topic = log.create_topic(f"t{len(log.topics())}", value="avro")
-    log.schemas.register(f"{topic.name}-value", schema)
+    log.schema_registry.register(f"{topic.name}-value", schema)
     with log.producer() as producer:
         producer.send_batch(topic.name, values).result()
 
@@ -463,7 +465,7 @@ def test_a_schema_may_contain_itself(log):
         ],
     }
     topic = log.create_topic("t", value="avro")
-    log.schemas.register("t-value", node)
+    log.schema_registry.register("t-value", node)
     leaf = {"n": 2, "next": None, "others": []}
     tree = {"n": 1, "next": leaf, "others": [leaf, leaf]}
     with log.producer() as producer:
@@ -521,8 +523,8 @@ def test_files_have_json_for_avro(log, orders, command_line, monkeypatch, tmp_pa
     file = tmp_path / f"orders.{suffix}"
     assert command_line("export", "orders", file)[0] == 0
     with embedlog.open(tmp_path / "other", maintenance=False) as other:
-        other.schemas.register("x", "int")
-        other.schemas.register("orders-value", ORDER)
+        other.schema_registry.register("x", "int")
+        other.schema_registry.register("orders-value", ORDER)
         other.create_topic("orders", key="str", value="avro")
     code, _, err = command_line("import", "orders", file, "--root", tmp_path / "other")
     assert code == 0, err
@@ -581,7 +583,7 @@ def test_confluents_own_serializers_write_and_read_the_same_bytes(log, registry,
     schema, value = CASES[case]
     write = confluent.AvroSerializer(registry, json.dumps(schema))
     data = write(value, CONTEXT)
-    assert log.schemas.latest("orders-value").id == 1
+    assert log.schema_registry.latest("orders-value").id == 1
 
     with log.producer(value_serializer="avro") as producer:
         producer.send("orders", value).result()
@@ -626,7 +628,7 @@ def test_a_typed_topic_has_its_own_types(log):
 
 def test_the_latest_version_of_confluents_serializer_is_that_of_the_log(log, registry):
     """With `use.latest.version`, as by the name "avro"."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     conf = {"auto.register.schemas": False, "use.latest.version": True}
     write = confluent.AvroSerializer(registry, conf=conf)
     assert write(TEA, CONTEXT) == TEA_BYTES
@@ -649,7 +651,7 @@ def test_confluents_client_administers_the_registry(log, registry):
     assert registry.get_schema_types() == ["AVRO"]
     assert registry.get_compatibility() == "BACKWARD"
     assert registry.set_compatibility("a-value", "NONE") == "NONE"
-    assert log.schemas.compatibility("a-value") == "NONE"
+    assert log.schema_registry.compatibility("a-value") == "NONE"
     registry.set_compatibility("a-value", "FULL")
     assert registry.test_compatibility("a-value", schema)
     assert not registry.test_compatibility_all_versions("a-value", package.Schema('"int"', "AVRO"))

@@ -19,7 +19,7 @@ from embedlog.errors import (
 )
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up
 from embedlog.replication import root as replicated_root
 from embedlog.replication.store import ReplicatedStore
 
@@ -35,7 +35,7 @@ def log(directories, disks):
     with directories.open(files=disks) as log:
         log.create_topic("t", replication_factor=3)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def partition(log, topic="t"):
@@ -173,7 +173,7 @@ def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_
         disks.break_disk(path(log, follower), errno.EIO)
         partition(log, "two").append([encoded(b"b")])
         disks.repair(path(log, follower))
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         assert assignment(log, "two").isr == (leader,)
 
         disks.break_disk(path(log, leader), errno.EIO, after=after)
@@ -185,7 +185,7 @@ def test_what_was_acknowledged_can_be_read_although_the_only_copy_failed_in_the_
         disks.repair(path(log, leader))
         bring_back(log)
         assert values(log, "two").count(value) in times
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
 
 
 @pytest.mark.parametrize("work", ["roll", "append", "append_one"])
@@ -207,8 +207,8 @@ def test_a_leader_that_breaks_in_a_call_leaves_no_damage_behind(log, disks, dire
                 here.append([encoded(b"next")], acks="all" if work == "append" else 1)
             disks.repair(path(log, leader))
         bring_back(log)
-        log.elect_leaders()
-    assert log.verify() == []
+        log.replicas.elect_leaders()
+    assert log.housekeeping.verify() == []
 
 
 def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, disks, directories):
@@ -219,7 +219,7 @@ def test_a_leader_that_breaks_while_a_copy_catches_up_goes_offline_itself(log, d
     directories.lose(log, follower)
     partition(log, "two").append([encoded(b"b")])
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     disks.break_disk(path(log, leader), errno.EIO)
 
     catch_up.replicate(log.root)
@@ -245,7 +245,7 @@ def test_a_directory_that_fails_in_the_startup_is_checked_before_it_is_used(dire
                 # Its locks are free, so it can come back at once.
                 assert bring_back(log) == [1]
             partition(log).append([encoded(b"a")])
-            assert log.verify() == []
+            assert log.housekeeping.verify() == []
         disks.repair(first)
     assert failures > 2
 
@@ -277,14 +277,14 @@ def test_an_unclean_leader_with_another_history_is_cut_where_it_begins(log, dire
     leader, follower = replicas(log, "two")
     append_to_leader(log, b"lost")
     directories.lose(log, leader)
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
     partition(log, "two").append([encoded(b"next")])
     assert values(log, "two") == [b"a", b"next"]
     directories.put_back(leader)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
 
     directories.lose(log, follower)  # before the other one has caught up
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
 
     assert assignment(log, "two").leader == leader
     assert values(log, "two") == [b"a"]
@@ -320,9 +320,9 @@ def test_a_directory_that_returns_does_not_keep_batches_where_a_segment_ends(log
     partition(log, "two").append([encoded(b"b")], durability="fsync")
     partition(log, "two").flush()
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, leader)  # before the other one has caught up
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
     partition(log, "two").roll()
     directories.put_back(leader)
 
@@ -339,12 +339,12 @@ def test_a_directory_that_returns_twice_is_not_trusted_for_what_it_never_copied(
     leader, _ = replicas(log, "two")
     append_to_leader(log, b"lost" * 100)
     directories.lose(log, leader)
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
     partition(log, "two").append([encoded(b"next")])
     partition(log, "two").roll()
     partition(log, "two").flush()
     directories.put_back(leader)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, leader)
     directories.put_back(leader)
 
@@ -372,7 +372,7 @@ def test_a_new_disk_counts_as_one_also_if_its_return_was_interrupted(log, direct
     with monkeypatch.context() as patched:
         patched.setattr(ReplicatedStore, "write_held", killed)
         with pytest.raises(KeyboardInterrupt):
-            recovery.try_bring_back(log.root)
+            replicated_root.try_bring_back(log.root)
 
     assert bring_back(log) == [leader]
 
@@ -397,7 +397,7 @@ def test_an_epoch_that_was_noted_and_never_came_is_not_waited_for(directories):
     for number in (2, 3):
         directories.path(number).with_name(f"away{number}").rename(directories.path(number))
     with directories.open() as log:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_program_frees_the_locks_of_a_directory_that_comes_back(directories):
@@ -449,7 +449,7 @@ def test_a_disk_that_fails_once_when_it_returns_keeps_what_it_has(log, directori
 
     for after in range(30):
         disks.break_disk(path(log, leader), errno.EIO, after=after, times=1)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         disks.repair(path(log, leader))
         bring_back(log)
         assert values(log, "one") == [b"a"], f"after {after} operations"
@@ -483,7 +483,7 @@ def test_a_truncation_whose_leader_breaks_is_repeated_by_the_next_one(log, disks
         leader, follower = replicas(log, name)
         directories.lose(log, follower)
         directories.replace(follower)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         disks.break_disk(path(log, leader), errno.ENOSPC, after=after, databases=False)
 
         with suppress(NotLeaderOrFollowerError, ReplicaNotAvailableError):
@@ -491,7 +491,7 @@ def test_a_truncation_whose_leader_breaks_is_repeated_by_the_next_one(log, disks
 
         if assignment(log, name).leader is None:
             directories.take(leader)
-            assert log.elect_leaders([TopicPartition(name, 0)], election="unclean")
+            assert log.replicas.elect_leaders([TopicPartition(name, 0)], election="unclean")
             assert values(log, name) == []
             directories.put_back(leader)
             broke += 1
@@ -500,7 +500,7 @@ def test_a_truncation_whose_leader_breaks_is_repeated_by_the_next_one(log, disks
         bring_back(log)
         bring_back(log)
     assert broke
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
 
 
 @pytest.mark.parametrize("acks", ["all", 1])
@@ -513,7 +513,7 @@ def test_what_a_leader_alone_has_is_not_acknowledged_after_it_broke(log, disks, 
         directories.lose(log, follower)
         partition(log, "two").append([encoded(b"alone")])
         directories.put_back(follower)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         disks.break_disk(path(log, leader), errno.EIO, after=after)
 
         value, times = b"%d" % after, {1}

@@ -59,7 +59,7 @@ def test_a_function_that_a_call_does_not_run_is_refused(log, function):
                 door(function)
         with pytest.raises(TypeError, match="on_partitions_lost of the listener must"):
             consumer.subscribe(["t"], listener=AsyncListener())
-    assert log.groups() == []
+    assert list(log.groups) == []
 
 
 def test_a_callback_that_returns_a_coroutine_is_logged(log, caplog):

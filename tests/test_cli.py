@@ -979,7 +979,7 @@ def test_tail_counts_the_records_that_compaction_left(run, filled):
         log.create_topic("keys", config={"cleanup.policy": "compact"})
         partition = log.partition("keys", 0)
         partition.append([encoded(b"a", b"b", *[b"c"] * 20, keys=[b"1", b"2", *[b"3"] * 20])])
-        log.compact("keys", force=True)
+        log.housekeeping.compact("keys", force=True)
 
     assert run("tail", "keys", "-n", "2", "--format", "%o;")[1] == "1;21;"
     assert run("consume", "keys", "-o", "-3", "--format", "%o;")[1] == "0;1;21;"

@@ -12,7 +12,7 @@ from support.patience import patient
 from support.roots import encoded, fill
 
 import embedlog
-from embedlog.cli import activity, main
+from embedlog.cli import main, monitoring
 from embedlog.maintenance.activity import KINDS
 
 SMALL = {"segment.bytes": 2 * encoded(b"v0").size, "retention.ms": 1_000}
@@ -32,11 +32,11 @@ def root_with_events(root):
     with embedlog.open(root, clock=clock, maintenance=False) as log:
         log.create_topic("t", config=SMALL)
         fill(log.partition("t", 0), 5)
-        log.maintain()
+        log.housekeeping.run()
         log.create_topic("u", partitions=2)
         log.alter_topic("t", {"segment.bytes": None})
         clock.advance(60_000)
-        log.maintain()
+        log.housekeeping.run()
     return root
 
 
@@ -103,10 +103,10 @@ def test_an_unknown_kind_is_a_usage_error(run, root_with_events):
 def test_the_help_names_every_kind(run):
     """Each kind has a description."""
     assert run("activity", "--help")[0] == 0
-    assert all(kind in activity.EVENTS for kind in KINDS)
-    assert activity._DESCRIPTIONS.keys() == set(KINDS)
-    assert activity._describe("rolled", {"kind": "rolled", "new": 1}) == "new 1"
-    assert activity._describe("of a later version", {"kind": "x", "a": 1}) == "a 1"
+    assert all(kind in monitoring.EVENTS for kind in KINDS)
+    assert monitoring._DESCRIPTIONS.keys() == set(KINDS)
+    assert monitoring._words_of("rolled", {"kind": "rolled", "new": 1}) == "new 1"
+    assert monitoring._words_of("of a later version", {"kind": "x", "a": 1}) == "a 1"
 
 
 def test_a_log_without_activity_prints_a_note(run, root):
@@ -130,7 +130,7 @@ def test_follow_prints_new_events(root):
             with embedlog.open(root, maintenance=False) as log:
                 for name in ("a", "b"):
                     log.create_topic(name)
-                    log.maintain()
+                    log.housekeeping.run()
                     assert f"created     {name}  id" in child.stdout.readline()
             assert child.wait(patient(20)) == 0
         finally:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
-from itertools import repeat
 from uuid import UUID
 
 import pyarrow as pa
@@ -23,9 +22,8 @@ from support.roots import encoded
 from support.tiers import choose
 
 import embedlog
-from embedlog.cli import file_formats, import_file, main
+from embedlog.cli import input_records, main, read_files
 from embedlog.errors import EmbedlogError
-from embedlog.serializers import adapt
 
 FORMATS = ("jsonl", "csv", "parquet")
 each_format = pytest.mark.parametrize("name", FORMATS)
@@ -285,7 +283,7 @@ def test_a_large_record_is_limited_by_its_topic_alone(run, log_path):
 
 def test_a_row_of_csv_may_be_longer_than_a_block(run, log_path, tmp_path, monkeypatch):
     """The file is then read again in larger blocks, from the row on."""
-    monkeypatch.setattr(import_file, "_CSV_BLOCK_BYTES", 100)
+    monkeypatch.setattr(input_records, "_CSV_BLOCK_BYTES", 100)
     values = [b"short %d" % number for number in range(50)]
     values += [b"long\n" * 500, b"", None, b"longer, " * 3000, *values]
     fill(log_path, [(0, None, value, [("h", value)], 5) for value in values])
@@ -296,7 +294,7 @@ def test_a_row_of_csv_may_be_longer_than_a_block(run, log_path, tmp_path, monkey
     _, err = run("import", "v", "-", "--format", "csv", stdin=piped, code=1)
 
     assert records_of(log_path, "u") == records_of(log_path)
-    assert "A row of CSV from a pipe is longer than 100 bytes. Import it from a file." in err
+    assert "A row of CSV from a pipe is longer than 100 bytes. Read it from a file." in err
 
 
 # What is selected
@@ -505,7 +503,11 @@ PARQUET_BYTES = PARQUET_FILE.getvalue().to_pybytes()
     [
         ("x.jsonl", b"nonsense\n", "Line 1"),
         ("x.jsonl", b'{"value": 1}\n[]\n', "Line 2: must be a JSON object"),
-        ("x.jsonl", b'{"value": "a", "timestamp": 99999999999999999999}', "timestamps"),
+        (
+            "x.jsonl",
+            b'{"value": "a", "timestamp": 99999999999999999999}',
+            "Line 1: timestamp does not fit",
+        ),
         ("x.jsonl", b'{"value": "a", "partition": -1}', "partition must not be negative"),
         ("x.csv", b"", "Empty CSV"),
         ("x.csv", b"a,b\n1,2\n", "The file has a column 'a'"),
@@ -566,33 +568,36 @@ LINE = GOOD | OBJECTS | st.sampled_from(["", " ", "[]", "x", *ALMOST_GOOD])
 LINE |= st.tuples(OBJECTS, st.sampled_from(["\r", " ", ",", "{}", '{"headers": {}'])).map("".join)
 
 
+@pytest.fixture(scope="module")
+def text_topics(tmp_path_factory):
+    """A log with a topic for each serializer of text, named after it."""
+    with embedlog.open(tmp_path_factory.mktemp("log"), maintenance=False) as log:
+        for name in ("bytes", "str"):
+            log.create_topic(name, key=name, value=name)
+        yield log
+
+
 @pytest.mark.parametrize("name", ["bytes", "str"])
 @given(lines=st.lists(LINE, max_size=4))
 @settings(max_examples=choose(test=200, all=3000), deadline=None)
-def test_lines_are_read_as_one_by_one(name, lines):
-    """What pyarrow reads of them at once, and what it leaves to Python, with the same errors."""
+def test_lines_are_read_as_one_by_one(text_topics, name, lines):
+    """What pyarrow reads of many lines, and what it leaves to Python, with the same errors."""
     data = "\n".join(lines).encode("latin-1")
+    serializers = input_records.InputSerializers(text_topics, name)
 
     def records():
-        adapter = adapt(name, "serialize", "key")
-        serializers = import_file.FileSerializers((name, name), (adapter, adapter))
         try:
             return [
-                (row["key"], row["value"], row.get("headers") or [], at or 5, number)
-                for chunk in import_file._json_lines(io.BytesIO(data), serializers, lambda: 5)
-                for row, at, number in zip(
-                    chunk.table.to_pylist(),
-                    chunk.table["timestamp"].cast(pa.int64()).to_pylist(),
-                    chunk.partitions if chunk.partitions is not None else repeat(import_file._NONE),
-                    strict=False,
-                )
+                {**row, "headers": row.get("headers") or []}
+                for rows in input_records.file_records(io.BytesIO(data), "jsonl", serializers)
+                for row in rows.table.to_pylist()
             ]
         except EmbedlogError as error:
             return str(error)
 
     together = records()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_file, "_columns_of", lambda lines: None)
+        patch.setattr(input_records, "_read_by_arrow", lambda lines: None)
         assert together == records()
 
 
@@ -639,8 +644,8 @@ def files_with_a_bad_end(name):
 @pytest.mark.parametrize("name", ["jsonl", "csv"])
 def test_an_import_that_failed_continues_with_skip(run, log_path, tmp_path, monkeypatch, name):
     """The message has the number; in the end every record is there once, and in order."""
-    monkeypatch.setattr(file_formats, "_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(import_file, "_CSV_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(read_files, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(input_records, "_CSV_BLOCK_BYTES", 1000)
     good, bad = files_with_a_bad_end(name)
     file = tmp_path / f"x.{name}"
     file.write_bytes(bad)
@@ -753,7 +758,7 @@ def test_memory_does_not_grow_with_the_file(log_path, tmp_path):
 
 def test_exports_are_made_of_chunks(run, log_path, tmp_path, monkeypatch):
     """A row group is a chunk, which may end within a batch of the topic, or hold several."""
-    monkeypatch.setattr(file_formats, "MAX_ROWS", 3)
+    monkeypatch.setattr(read_files, "MAX_ROWS", 3)
     fill(log_path, RECORDS)
 
     run("export", "t", tmp_path / "x.parquet")

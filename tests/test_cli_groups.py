@@ -19,7 +19,7 @@ from support.patience import patient
 from support.roots import encoded
 
 import embedlog
-from embedlog.cli import tables
+from embedlog.cli import printing
 from embedlog.cli.parser import parser
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -150,7 +150,7 @@ def test_lag_is_watched_until_it_is_interrupted(root):
                 pass
             # A watch goes on after the group was deleted.
             with embedlog.open(root) as log:
-                log.group("g").delete()
+                log.groups["g"].delete()
             while json.loads(child.stdout.readline()) != []:
                 pass
             child.send_signal(signal.SIGINT)
@@ -375,7 +375,7 @@ def test_a_heading_is_whole_or_named_as_left_out(heads, data, columns):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
         patch.setenv("COLUMNS", str(columns))
-        lines = tables.table(heads, rows)
+        lines = printing.table(heads, rows)
 
     shown = lines[0].split()
     assert shown == heads[: len(shown)] != []

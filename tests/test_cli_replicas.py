@@ -49,7 +49,7 @@ def test_a_log_gets_directories_and_loses_them(command_line, tmp_path, monkeypat
 
 
 def test_json_lists_all_facts_of_directories(command_line, disks):
-    """As `log.replicas()` has them."""
+    """As `log.replicas` has them."""
     code, out, _ = command_line("--json", "replicas", "list")
     document = json.loads(out)
     assert code == 0
@@ -165,7 +165,7 @@ def test_leaders_are_elected(command_line, disks):
     assert command_line("elect-leaders")[:2] == (0, "")
     with embedlog.open(disks[0], maintenance=False) as log:
         leader = log.describe_topic("flights")["partitions"][0]["leader"]
-        log.reassign({embedlog.TopicPartition("flights", 0): (leader % 3 + 1, leader)})
+        log.replicas.reassign({embedlog.TopicPartition("flights", 0): (leader % 3 + 1, leader)})
     code, out, _ = command_line("elect-leaders", "flights:0")
     assert (code, out) == (0, f"flights-0: directory {leader % 3 + 1} leads\n")
 

@@ -20,8 +20,9 @@ from pyarrow import csv, parquet
 from support.random_columns import arrow, or_none, timestamp_types, types, values
 
 import embedlog
-from embedlog.cli import file_formats, main, typed_files
-from embedlog.cli.typed_files import CsvRows, JsonRows, read_rows
+from embedlog.cli import main, read_files
+from embedlog.cli.read_files import read_rows
+from embedlog.cli.write_files import rows_writer
 from embedlog.schemas.conform import conform
 from embedlog.schemas.topic_schema import first_version
 
@@ -192,7 +193,7 @@ def test_types_are_inferred_from_all_of_a_csv_file(run, log_path, tmp_path):
 
 def test_types_of_a_large_file_are_those_of_its_beginning(run, tmp_path, monkeypatch, log_path):
     """And the command says so."""
-    monkeypatch.setattr(typed_files, "INFERRED_BYTES", 1000)
+    monkeypatch.setattr(read_files, "INFERRED_BYTES", 1000)
     file = tmp_path / "f.csv"
     file.write_text("n\n" + "1\n" * 1000 + "x\n")
     out, err = run("topics", "create", "t", "--schema-from", file)
@@ -334,7 +335,7 @@ def test_what_the_topic_refuses_is_named(run, flights, tmp_path):
 
 def test_a_produce_that_failed_continues_with_skip(run, flights, tmp_path, monkeypatch):
     """Every row is there once."""
-    monkeypatch.setattr(file_formats, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(read_files, "_CHUNK_BYTES", 1000)
     lines = [
         json.dumps({"carrier": str(row), "time_hour": "2013-01-09T00:00:00Z"}) for row in range(100)
     ]
@@ -353,7 +354,7 @@ def test_a_produce_that_failed_continues_with_skip(run, flights, tmp_path, monke
 
 def test_long_rows_of_csv_are_read(run, flights, tmp_path, monkeypatch):
     """A row may be longer than a block."""
-    monkeypatch.setattr(typed_files, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(read_files, "_BLOCK_BYTES", 1000)
     file = tmp_path / "f.csv"
     time = "2013-01-09T00:00:00Z"
     file.write_text(f"carrier,time_hour\nUA,{time}\n{'x' * 5000},{time}\nUA,{time}\n")
@@ -650,9 +651,8 @@ def some_rows(draw):
 def test_rows_of_text_are_read_as_they_were_written(table, name):
     """Whatever their types; in CSV, bytes of a topic that are null are not those of length 0."""
     file = io.BytesIO()
-    writer = CsvRows(file, table.schema) if name == "csv" else JsonRows(file)
-    writer.write(table)
-    writer.close()
+    with rows_writer(file, name, table.schema) as write:
+        write(table)
     file.seek(0)
 
     parts = list(read_rows(file, name, first_version(table.schema, None, None)))
@@ -704,9 +704,8 @@ def test_columns_of_every_type_are_read_as_they_were_written(column, name):
     """Also decimals of any scale, and times of years that neither Python nor Arrow can read."""
     table = pa.table({"x": column, "row": list(range(len(column)))})
     file = io.BytesIO()
-    writer = CsvRows(file, table.schema) if name == "csv" else JsonRows(file)
-    writer.write(table)
-    writer.close()
+    with rows_writer(file, name, table.schema) as write:
+        write(table)
     file.seek(0)
 
     schema = first_version(table.schema, None, None)

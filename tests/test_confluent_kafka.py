@@ -48,7 +48,7 @@ def log(tmp_path):
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", 2)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture
@@ -236,10 +236,11 @@ def test_clients_share_the_open_log_and_leave_it_open(log, address):
     [
         ({"foo.bar": 1}, 'No such configuration property: "foo.bar"'),
         ({"bootstrap_servers": "x"}, 'No such configuration property: "bootstrap_servers"'),
-        ({"linger.ms": "soon"}, 'Invalid value "soon" for configuration property "linger.ms"'),
-        ({"partitioner": "mine"}, 'Invalid value "mine" for configuration property "partitioner"'),
-        ({"acks": "some"}, "acks must be one of"),
-        ({"compression.type": "bz2"}, "compression_type"),
+        ({"linger.ms": "soon"}, 'Invalid value for configuration property "queue.buffering'),
+        ({"partitioner": "mine"}, 'Invalid value for configuration property "partitioner"'),
+        ({"partitioner": "fnv1a"}, 'Invalid value "fnv1a" for configuration property'),
+        ({"acks": "some"}, 'Invalid value for configuration property "request.required.acks"'),
+        ({"compression.type": "bz2"}, 'Invalid value "bz2" for configuration property'),
         ({"on_delivery": 5}, "on_delivery requires a callable object"),
         ({"linger.ms": None}, "cannot be set to empty value"),
         ({"default.topic.config": {"x": 1}}, 'No such configuration property: "x"'),
@@ -275,29 +276,13 @@ def test_share_groups_are_refused(address):
 
 def test_settings_of_a_network_are_ignored_with_one_line(address, caplog):
     """A program that ran on a cluster needs no change."""
-    network = {"security.protocol": "SASL_SSL", "sasl.username": "me", "socket.timeout.ms": 5}
+    network = {"security.protocol": "SASL_SSL", "sasl.username": "me", "socket.timeout.ms": 50}
     with caplog.at_level(logging.INFO, "embedlog.kafka"):
         Producer({**address, **network, "log_level": 3}).close()
 
     [record] = [record for record in caplog.records if record.name == "embedlog.kafka"]
     assert record.levelno == logging.INFO
     assert "sasl.username, security.protocol, socket.timeout.ms" in record.message
-
-
-def test_names_of_settings_are_those_of_librdkafka():
-    """What is accepted here exists there, so that a typing error is noticed on a laptop."""
-    original = pytest.importorskip("confluent_kafka", minversion="2.15")
-    from embedlog.kafka.confluent import settings
-
-    ours = settings._PRODUCER | settings._CONSUMER | settings._COMMON | settings._IGNORED
-    callbacks = settings._CALLBACKS | {"logger", "default.topic.config", "plugin.library.paths"}
-    unknown = []
-    for name in sorted(ours - callbacks - {"log_cb", "oauth_cb"}):
-        try:
-            original.Producer({name: "\x01", "log_level": 0})
-        except (KafkaException, TypeError, ValueError) as error:
-            unknown += [name] if "No such configuration property" in str(error) else []
-    assert unknown == []
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd", "none"])

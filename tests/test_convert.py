@@ -50,7 +50,7 @@ def log(tmp_path):
 def orders(log, *, value="avro", key="int", partitions=3):
     """Create a topic whose records have keys, headers and timestamps; the last one deletes."""
     if value == "avro":
-        log.schemas.register("orders-value", ORDER)
+        log.schema_registry.register("orders-value", ORDER)
     log.create_topic("orders", partitions=partitions, key=key, value=value)
     with log.producer() as producer:
         for row in ROWS:
@@ -195,9 +195,9 @@ def test_a_key_that_is_no_column_gets_one(log):
 )
 def test_keys_of_every_serializer_become_a_column(log, serializer, keys, expected):
     """A record without a key has null there."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     if serializer == "avro":
-        log.schemas.register("orders-key", '"string"')
+        log.schema_registry.register("orders-key", '"string"')
     log.create_topic("orders", key=serializer, value="avro")
     with log.producer() as producer:
         for row, key in zip(ROWS[: len(keys)], keys, strict=True):
@@ -211,9 +211,9 @@ def test_the_fields_of_a_key_may_be_columns(log):
     """Of an object of JSON, and of a record of Avro; tombstones have their key, too."""
     key = {"type": "record", "name": "k", "fields": [{"name": "id", "type": "long"}]}
     key["fields"].append({"name": "shop", "type": "string"})
-    log.schemas.register("avro-key", key)
+    log.schema_registry.register("avro-key", key)
     for topic in ("avro", "json"):
-        log.schemas.register(f"{topic}-value", ORDER)
+        log.schema_registry.register(f"{topic}-value", ORDER)
         log.create_topic(topic, key=topic, value="avro")
         with log.producer() as producer:
             for row in ROWS:
@@ -249,8 +249,8 @@ def test_a_key_that_differs_from_its_column_is_refused(log):
 
 def test_keys_that_get_other_bytes_go_to_their_partitions(log):
     """Where producers to the new topic will send them; records of a key keep their order."""
-    log.schemas.register("orders-value", ORDER)
-    log.schemas.register("orders-key", '"long"')
+    log.schema_registry.register("orders-value", ORDER)
+    log.schema_registry.register("orders-key", '"long"')
     log.create_topic("orders", key="avro", value="avro", partitions=3)
     with log.producer() as producer:
         for number in chain(range(20), range(20)):
@@ -280,7 +280,7 @@ def test_another_number_of_partitions_places_records_by_key(log):
 
 def test_a_tombstone_without_a_key_is_refused(log):
     """A typed topic has no place for it."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     log.create_topic("orders", value="avro")
     with log.producer() as producer:
         producer.send("orders", ROWS[0])
@@ -307,7 +307,7 @@ def test_records_of_older_schemas_are_read_by_the_latest(log):
     }
     rows = [{"id": 1, "old": "a"}, {"id": 2, "old": "b", "n": 5}, {"id": 1 << 40, "n": None}]
     for schema, row in zip((first, second, third), rows, strict=True):
-        log.schemas.register("orders-value", schema)
+        log.schema_registry.register("orders-value", schema)
         with log.producer() as producer:
             producer.send("orders", row)
             producer.send("orders", row)
@@ -318,13 +318,13 @@ def test_records_of_older_schemas_are_read_by_the_latest(log):
 
 def test_a_topic_goes_on_with_an_evolved_schema(log):
     """New columns need an alter_topic of the target, which the error says by its column."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     log.create_topic("orders", value="avro")
     with log.producer() as producer:
         producer.send("orders", ROWS[0])
     log.convert("orders", "typed")
     evolved = [*ORDER["fields"], {"name": "price", "type": "double", "default": 0.5}]
-    log.schemas.register("orders-value", {**ORDER, "fields": evolved})
+    log.schema_registry.register("orders-value", {**ORDER, "fields": evolved})
     with log.producer() as producer:
         producer.send("orders", {**ROWS[1], "price": 2.5})
     with pytest.raises(SerializationError, match="no column 'price'") as error:
@@ -396,7 +396,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_record_that_does_not_fit_ends_the_conversion(log, name):
     """What precedes it is there, nothing after it; with skip_invalid only it is left out."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     log.create_topic("orders", value="avro", partitions=1)
     with log.producer() as producer:
         producer.send_batch("orders", ROWS[:5])
@@ -431,7 +431,7 @@ def test_what_is_no_object_of_json_is_refused(log, value):
 
 def test_the_last_record_of_all_may_be_left_out(log):
     """The next call does not read it again."""
-    log.schemas.register("orders-value", ORDER)
+    log.schema_registry.register("orders-value", ORDER)
     log.create_topic("orders", value="avro")
     with log.producer(value_serializer="bytes") as producer:
         producer.send("orders", b"nonsense")

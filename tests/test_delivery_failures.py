@@ -665,9 +665,9 @@ def test_monitoring_a_deleted_log_fails(tmp_path, mode):
     """A dashboard or an exporter would show the numbers of that moment for ever."""
     with embedlog.open(tmp_path / "log", maintenance=False) as writer:
         writer.create_topic("one", 1)
-        writer.group("g").reset_offsets("earliest", topics="one", dry_run=False)
+        writer.groups["g"].reset_offsets("earliest", topics="one", dry_run=False)
     log = embedlog.open(tmp_path / "log", mode=mode, maintenance=False)
-    group = log.group("g")
+    group = log.groups["g"]
     assert group.describe().lag == 0
     delete_and_make_again(tmp_path / "log")
     time.sleep(LINK_CHECK_SECONDS)

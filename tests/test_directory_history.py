@@ -16,8 +16,8 @@ import embedlog
 from embedlog.cli import main
 from embedlog.errors import NotALogError, ReplicasDivergedError
 from embedlog.failures import Failures
-from embedlog.replication import recovery
-from embedlog.replication.history import DirectoryHistory, Epoch
+from embedlog.replication import root as replicated_root
+from embedlog.replication.metadata import DirectoryHistory, Epoch
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_a_directory_that_went_on_alone_is_not_brought_back_by_a_program_that_di
         pair.put_back(2)
         failures = Failures(logging.getLogger("embedlog.replication"))
         for _ in range(3):
-            assert recovery.try_bring_back(log.root, failures) == []
+            assert replicated_root.try_bring_back(log.root, failures) == []
         assert values(log, "t") == [b"shared", b"A"]
-        offline = log.replicas()[0]
+        offline = log.replicas[0]
         assert not offline.online
         assert "each written to without the other" in offline.reason
     assert sum("each written to" in line for line in caplog.messages) == 1
@@ -109,7 +109,7 @@ def test_a_person_decides_which_of_two_diverged_directories_counts(pair, kept, d
     with embedlog.open(pair.path(kept), mode="r") as log:
         assert values(log, "t") == [b"shared", b"of %d" % kept]
         if door == "python":
-            log.remove_replica(pair.path(removed), force=True)
+            log.replicas.remove(pair.path(removed), force=True)
     if door == "shell":
         command = ["--root", str(pair.path(kept)), "replicas", "remove", str(pair.path(removed))]
         assert main(command) != 0
@@ -118,8 +118,8 @@ def test_a_person_decides_which_of_two_diverged_directories_counts(pair, kept, d
     pair.path(removed).rename(pair.aside(removed))
 
     with embedlog.open(pair.path(kept), maintenance=False) as log:
-        log.add_replica(pair.path(removed))
-        log.reassign(replication_factor=2)
+        log.replicas.add(pair.path(removed))
+        log.replicas.reassign(replication_factor=2)
         assert values(log, "t") == [b"shared", b"of %d" % kept]
         pair.assert_equal_copies("t", 2)
 
@@ -139,7 +139,7 @@ def test_a_disk_that_fails_once_while_another_one_is_replaced_has_lost_nothing(t
         directories.put_back(3)
         for _ in range(3):
             bring_back(log)
-        assert [each.online for each in log.replicas()] == [True] * 3
+        assert [each.online for each in log.replicas] == [True] * 3
         assert values(log, "t") == [b"x"]
 
 
@@ -159,8 +159,8 @@ def test_a_copy_at_the_path_of_another_directory_is_left_alone(tmp_path, caplog)
     for paths in (directories.paths, *directories.paths):
         with embedlog.open(paths, maintenance=False) as log:
             assert values(log, "t") == [b"x"]
-            assert [each.online for each in log.replicas()] == [True, False, True]
-            assert recovery.try_bring_back(log.root) == []
+            assert [each.online for each in log.replicas] == [True, False, True]
+            assert replicated_root.try_bring_back(log.root) == []
     assert "directory 1 is there; it is left alone" in caplog.text
     assert sorted(os.listdir(directories.path(2))) == before
     shutil.rmtree(directories.path(2))
@@ -180,7 +180,7 @@ def test_two_directories_that_say_that_they_are_the_same_are_both_named(pair):
     assert {str(copy), str(pair.path(1))} <= set(str(caught.value).split())
     with pair.open() as log:
         assert values(log, "t") == [b"shared"]
-        assert [each.online for each in log.replicas()] == [True, True]
+        assert [each.online for each in log.replicas] == [True, True]
 
 
 def test_an_old_copy_that_names_a_directory_that_was_removed_since_does_not_hide_the_new_one(
@@ -193,16 +193,16 @@ def test_an_old_copy_that_names_a_directory_that_was_removed_since_does_not_hide
         send(log, "t", [b"x"])
     shutil.copytree(directories.path(1), directories.aside(1))
     with directories.open() as log:
-        log.remove_replica(directories.path(3))
+        log.replicas.remove(directories.path(3))
         shutil.rmtree(directories.path(3))
-        assert log.add_replica(directories.path(3)) == 4
+        assert log.replicas.add(directories.path(3)) == 4
     shutil.rmtree(directories.path(1))
     directories.put_back(1)
 
     with directories.open() as log:
-        assert [each.id for each in log.replicas() if each.online] == [2, 4]
+        assert [each.id for each in log.replicas if each.online] == [2, 4]
         bring_back(log)
-        assert [each.id for each in log.replicas() if each.online] == [1, 2, 4]
+        assert [each.id for each in log.replicas if each.online] == [1, 2, 4]
         assert values(log, "t") == [b"x"]
 
 
@@ -218,7 +218,7 @@ def test_directories_may_change_places(tmp_path):
 
     with directories.open() as log:
         send(log, "t", [b"y"])
-        assert [each.path for each in log.replicas()] == [
+        assert [each.path for each in log.replicas] == [
             str(directories.path(each)) for each in (2, 1, 3)
         ]
     directories.assert_equal_copies("t")

@@ -19,6 +19,7 @@ from support.groups import (
     join,
     make_group,
     make_topics,
+    owner_rows,
 )
 from support.roots import abandon, fill, open_root
 
@@ -33,6 +34,7 @@ from embedlog.errors import (
 )
 from embedlog.group import group_ids
 from embedlog.groups.offsets import LONGEST_GROUP_ID
+from embedlog.groups.ownership import topic_id
 from embedlog.record import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -194,6 +196,24 @@ def test_a_group_at_latest_continues_where_it_started_until_its_offsets_are_dele
 
     assert other.changed()
     assert follow(join(group), from_end=True)[T0].end == (3 if deleted else 0)
+
+
+def test_a_group_forgets_where_it_started_in_a_topic_without_a_subscriber(group, root):
+    """Its next subscriber begins at the end (E1); rows of a deleted topic go (A38)."""
+    member, other = join(group), join(group, ["u"])
+    follow(member, from_end=True)
+    follow(other, from_end=True)
+    member.leave()
+    follow(other)
+    fill(root.partition("t", 0), 3)
+    member = join(group)
+    assert follow(member, from_end=True)[T0].end == 3
+
+    other.leave()
+    deleted = root.topic("u").id
+    root.delete_topic("u")
+    follow(member)
+    assert deleted not in {topic_id(row) for row in owner_rows(group)}
 
 
 @pytest.mark.parametrize("call", ["reset", "delete"])

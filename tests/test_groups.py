@@ -54,7 +54,7 @@ def log(tmp_path, clock):
             log.partition(*tp).append([encoded(b"v%d" % number, at=START + number * SECOND)])
     yield log
     if not log.root.closed:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
     log.close()
 
 
@@ -62,7 +62,7 @@ def log(tmp_path, clock):
 def group(log):
     """The group ``g``: committed offsets 4 of 10 and 3 of 3, no members."""
     commit(log, {T0: OffsetAndMetadata(4, "a note"), T1: OffsetAndMetadata(3)})
-    return log.group("g")
+    return log.groups["g"]
 
 
 def commit(log, positions, group="g"):
@@ -101,14 +101,14 @@ def test_groups_are_listed_by_name(log):
     """Groups with members or commits, sorted; a query of a group does not create it."""
     commit(log, {T0: OffsetAndMetadata(1)}, group="b")
     commit(log, {T0: OffsetAndMetadata(1)}, group="a b")
-    log.group("c").state  # noqa: B018
+    log.groups["c"].state  # noqa: B018
     with member(log, "t", group="a"):
-        assert log.groups() == ["a", "a b", "b"]
+        assert list(log.groups) == ["a", "a b", "b"]
 
 
 def test_an_unknown_group_is_dead(log):
     """M1; every query but its state is an error."""
-    group = log.group("nobody")
+    group = log.groups["nobody"]
 
     assert group.state == "Dead"
     assert repr(group) == "<ConsumerGroup nobody: Dead, the group does not exist yet>"
@@ -116,14 +116,14 @@ def test_an_unknown_group_is_dead(log):
     for call in (group.lag, group.members, group.describe, group.delete, group.delete_offsets):
         with pytest.raises(GroupIdNotFoundError, match="nobody"):
             call()
-    assert log.groups() == []
+    assert list(log.groups) == []
 
 
 @pytest.mark.parametrize("name", ["", "x" * 361, "a\0b", None, 7])
 def test_an_invalid_name_is_refused_at_once(log, name):
     """By `group`, not by the first query."""
     with pytest.raises(InvalidGroupIdError):
-        log.group(name)
+        log.groups[name]
 
 
 def test_lag_counts_offsets_from_the_commit_to_the_end(log, group):
@@ -141,8 +141,8 @@ def test_a_partition_without_a_commit_has_no_lag(log):
     with member(log, "t", "u") as consumer:
         consumer.commit({T1: OffsetAndMetadata(1)})
 
-        assert log.group("g").lag() == {T0: None, T1: 2, U0: None}
-        assert log.group("g").describe().lag == 2
+        assert log.groups["g"].lag() == {T0: None, T1: 2, U0: None}
+        assert log.groups["g"].describe().lag == 2
 
 
 def test_describe_returns_all_facts_of_a_partition(log, group, clock):
@@ -173,7 +173,7 @@ def test_lag_in_time_is_the_age_of_the_first_record_that_is_not_read(log, clock)
 
     for offset, age in ((0, 9000), (1, 9000), (2, 8993), (3, 0), (4, 0)):
         commit(log, {U0: OffsetAndMetadata(offset)})
-        assert log.group("g").describe().partitions[0].lag_ms == age
+        assert log.groups["g"].describe().partitions[0].lag_ms == age
 
 
 def test_lag_in_time_of_a_damaged_batch_is_unknown(tmp_path, log, group):
@@ -194,7 +194,7 @@ def test_lag_in_time_of_a_damaged_batch_is_unknown(tmp_path, log, group):
 def test_members_are_described_with_their_partitions(log):
     """Id, client, instance, process, topics; and the owner of each partition."""
     with member(log, "t", "u", client_id="me", group_instance_id="i-1") as consumer:
-        description, metadata = log.group("g").describe(), consumer.group_metadata()
+        description, metadata = log.groups["g"].describe(), consumer.group_metadata()
 
     (info,) = description.members
     assert info.member_id == metadata.member_id
@@ -206,22 +206,22 @@ def test_members_are_described_with_their_partitions(log):
     assert {row.member_id for row in description.partitions} == {info.member_id}
     assert (description.state, description.assignor) == ("Stable", "range")
     assert description.generation == metadata.generation_id
-    assert log.group("g").members() == [info]
+    assert log.groups["g"].members() == [info]
 
 
 def test_members_are_described_in_the_order_they_joined(log):
     """The first one is the leader until it leaves (M3)."""
     first = member(log, "t", client_id="b")
     with member(log, "u", client_id="a"):
-        assert [info.client_id for info in log.group("g").members()] == ["b", "a"]
+        assert [info.client_id for info in log.groups["g"].members()] == ["b", "a"]
         first.close()
         with member(log, "t", client_id="0"):
-            assert [info.client_id for info in log.group("g").members()] == ["a", "0"]
+            assert [info.client_id for info in log.groups["g"].members()] == ["a", "0"]
 
 
 def test_a_group_object_is_current_at_each_call(log):
     """One object follows the group from before its creation until after its deletion."""
-    group, states = log.group("g"), []
+    group, states = log.groups["g"], []
     states.append(group.state)
     consumer = member(log, "t")
     states.append(group.state)
@@ -242,7 +242,7 @@ def test_groups_do_not_see_each_other(log, group):
     commit(log, {T0: OffsetAndMetadata(9)}, group="g2")
 
     assert group.lag() == {T0: 6, T1: 0}
-    assert log.group("g2").lag() == {T0: 1}
+    assert log.groups["g2"].lag() == {T0: 1}
 
 
 # Display
@@ -267,7 +267,7 @@ def test_a_partition_without_a_commit_differs_from_one_without_lag(log):
     """A new group has no lag yet, although it has all records to read."""
     with log.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
         consumer.poll(timeout_ms=100, max_records=1)
-        description = log.group("new").describe()
+        description = log.groups["new"].describe()
 
     assert description.title.endswith(" 1 member, lag 0 in 2 partitions (2 without a commit)")
     assert "None" not in description._repr_html_()
@@ -277,8 +277,8 @@ def test_metadata_cannot_put_html_into_a_notebook(log):
     """All text of other programs is escaped."""
     commit(log, {T0: OffsetAndMetadata(0, "<script>")}, group="<b>")
 
-    assert "<script>" not in log.group("<b>")._repr_html_()
-    assert "<b><b>" not in log.group("<b>")._repr_html_()
+    assert "<script>" not in log.groups["<b>"]._repr_html_()
+    assert "<b><b>" not in log.groups["<b>"]._repr_html_()
 
 
 def test_a_group_of_a_closed_log_can_still_be_printed(log, group):
@@ -314,12 +314,12 @@ def test_a_group_object_can_be_pickled(group):
 def test_a_read_only_log_allows_every_query_and_no_change(tmp_path, log, group):
     """With mode="r" queries and dry runs work; changes are refused."""
     with member(log, "u", group="h"), embedlog.open(tmp_path / "log", mode="r") as reader:
-        assert reader.groups() == ["g", "h"]
-        assert reader.group("g").lag() == {T0: 6, T1: 0}
-        assert reader.group("g").describe().partitions[0].metadata == "a note"
-        assert reader.group("h").state == "Stable"
-        assert len(reader.group("h").members()) == 1
-        read_only = reader.group("g")
+        assert list(reader.groups) == ["g", "h"]
+        assert reader.groups["g"].lag() == {T0: 6, T1: 0}
+        assert reader.groups["g"].describe().partitions[0].metadata == "a note"
+        assert reader.groups["h"].state == "Stable"
+        assert len(reader.groups["h"].members()) == 1
+        read_only = reader.groups["g"]
         assert read_only.reset_offsets("earliest") == {T0: (4, 0), T1: (3, 0)}
         for change in (
             lambda: read_only.reset_offsets("earliest", dry_run=False),
@@ -340,20 +340,20 @@ def test_after_a_reboot_a_reader_sees_the_checkpoint(tmp_path, log, group):
     shutil.copytree(tmp_path / "log", tmp_path / "copy")
 
     with embedlog.open(tmp_path / "copy", mode="r") as reader:
-        assert reader.groups() == ["g"]
-        assert reader.group("g").lag() == {T0: 6, T1: 0}
-        assert reader.group("g").state == "Empty"
-        assert reader.group("g").reset_offsets(shift=1) == {T0: (4, 5), T1: (3, 3)}
+        assert list(reader.groups) == ["g"]
+        assert reader.groups["g"].lag() == {T0: 6, T1: 0}
+        assert reader.groups["g"].state == "Empty"
+        assert reader.groups["g"].reset_offsets(shift=1) == {T0: (4, 5), T1: (3, 3)}
     with embedlog.open(tmp_path / "copy") as copy:
-        assert copy.group("g").lag() == {T0: 6, T1: 0}
+        assert copy.groups["g"].lag() == {T0: 6, T1: 0}
 
 
 def test_the_lag_counts_visible_records(tmp_path, log, group):
     """A handle that sees only durable records counts only durable records."""
     with embedlog.open(tmp_path / "log", visibility="durable", mode="r") as durable:
-        assert durable.group("g").lag() == {T0: 0, T1: 0}
+        assert durable.groups["g"].lag() == {T0: 0, T1: 0}
         log.flush()
-        assert durable.group("g").lag() == {T0: 6, T1: 0}
+        assert durable.groups["g"].lag() == {T0: 6, T1: 0}
 
 
 KILLED_MEMBER = """
@@ -372,13 +372,13 @@ def group_of_killed(tmp_path, log):
     code = textwrap.dedent(KILLED_MEMBER)
     process = subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=False)
     assert process.returncode == -9
-    return log.group("g")
+    return log.groups["g"]
 
 
 def test_killed_members_are_not_described(tmp_path, group_of_killed):
     """M10: a read-only log detects them too, although it may not remove them."""
     with embedlog.open(tmp_path / "log", mode="r") as reader:
-        group = reader.group("g")
+        group = reader.groups["g"]
 
         assert (group.state, group.members()) == ("Empty", [])
         assert [row.member_id for row in group.describe().partitions] == [None, None]
@@ -393,7 +393,7 @@ def test_killed_members_do_not_prevent_changes(log, group_of_killed, change):
         assert group_of_killed.lag() == {T0: 10, T1: 3}
     elif change == "delete":
         group_of_killed.delete()
-        assert log.groups() == []
+        assert list(log.groups) == []
     else:
         group_of_killed.delete_offsets([T0])
         assert group_of_killed.lag() == {T1: 0}
@@ -485,15 +485,15 @@ def test_a_reset_moves_the_selected_partitions(log, group):
 
 def test_a_group_can_be_reset_before_it_exists(log):
     """Its first consumer starts there."""
-    result = log.group("new").reset_offsets(shift=None, to=2, topics="t")
+    result = log.groups["new"].reset_offsets(shift=None, to=2, topics="t")
     assert result == {T0: (None, 2), T1: (None, 2)}
-    assert log.groups() == []
+    assert list(log.groups) == []
 
-    log.group("new").reset_offsets(2, topics="t", dry_run=False)
+    log.groups["new"].reset_offsets(2, topics="t", dry_run=False)
 
-    assert log.group("new").lag() == {T0: 8, T1: 1}
+    assert log.groups["new"].lag() == {T0: 8, T1: 1}
     with pytest.raises(GroupIdNotFoundError):
-        log.group("other").reset_offsets("latest")
+        log.groups["other"].reset_offsets("latest")
 
 
 def test_metadata_stays_with_its_partition(log, group):
@@ -593,13 +593,13 @@ def test_a_deleted_group_starts_again(tmp_path, log, group):
 
     group.delete()
 
-    assert (log.groups(), group.state) == ([], "Dead")
+    assert (list(log.groups), group.state) == ([], "Dead")
     assert first_offsets(log) == {T0: 0, T1: 0}
     group.delete()
     log.close()
     shutil.copytree(tmp_path / "log", tmp_path / "copy")
     with embedlog.open(tmp_path / "copy") as copy:
-        assert copy.groups() == []
+        assert list(copy.groups) == []
 
 
 def test_a_member_can_be_removed(log, group):
@@ -626,8 +626,8 @@ def test_the_offsets_of_a_deleted_topic_are_deleted(log, group):
     log.create_topic("t", partitions=2)
 
     assert group.lag() == {}
-    assert log.group("h").lag() == {U0: 0}
-    assert log.groups() == ["g", "h"]
+    assert log.groups["h"].lag() == {U0: 0}
+    assert list(log.groups) == ["g", "h"]
     live = log.root.context.live
     rows = live.read(lambda txn: list(keyspace.COMMITTED_OFFSETS.keys(txn)))
     assert len(rows) == 1
@@ -640,7 +640,7 @@ def test_a_topic_can_be_deleted_while_a_group_reads_it(log):
 
         log.delete_topic("t")
 
-        assert log.group("g").lag() == {U0: 0}
+        assert log.groups["g"].lag() == {U0: 0}
         consumer.poll(timeout_ms=0)
         assert consumer.assignment() == {U0}
 

@@ -26,8 +26,9 @@ from embedlog.files import Files
 from embedlog.keyspace import JOB_RUNS
 from embedlog.maintenance import Maintenance, jobs_of, owner
 from embedlog.maintenance.jobs import MaintenanceJob, owner_in
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up
 from embedlog.replication import jobs as replication_jobs
+from embedlog.replication import root as replicated_root
 
 
 class LogLines(logging.Handler):
@@ -191,7 +192,7 @@ def test_a_directory_that_does_not_stay_is_tried_less_and_less_often(
 ):
     """P24: one of whose files the disk refuses; each return elects leaders, and logs two lines."""
     # Here it refuses all operations; what one refuses that looks well would be seen later only.
-    monkeypatch.setattr(recovery, "_drop_caches", lambda directory: None)
+    monkeypatch.setattr(replicated_root, "_drop_caches", lambda directory: None)
     monkeypatch.setattr(replication_jobs, "RETRY_SECONDS", 1.0)
     now = [0.0]
     monkeypatch.setattr(replication_jobs, "monotonic", lambda: now[0])
@@ -238,7 +239,7 @@ def test_a_copy_that_cannot_be_made_does_not_stop_the_others(directories, monkey
         for name in ("first", "held", "last"):
             log.root.partition(name, 0).append([encoded(b"b")])
         directories.put_back(3)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         job = replication_jobs.ReplicationJob(MaintenanceConfig())
 
         with other.root.partition("held", 0).locked():
@@ -333,7 +334,7 @@ def test_the_next_use_of_the_log_starts_a_thread_that_ended(tmp_path, monkeypatc
     """Whatever ended it; it had given the role up."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
-        maintenance = log.maintenance
+        maintenance = log.housekeeping.background
         until(lambda: maintenance.epoch == 1, 30)
         with monkeypatch.context() as patched:
             patched.setattr(maintenance._watch, "wait", iter(()).__next__)

@@ -145,7 +145,7 @@ def topic(tmp_path):
         log.partition("t", 0).append([encoded(*VALUES, keys=KEYS)])
         log.partition("t", 1).append([encoded(*VALUES, headers=HEADERS, compression="zstd")])
         yield log.topic("t")
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def rows_of(file):
@@ -182,7 +182,7 @@ def test_the_listed_files_have_each_record_once(tmp_path):
         log.create_topic("t", 2, {"segment.bytes": 1500})
         assert log.topic("t").files() == []
         housekeeping = {
-            "compacted": lambda: log.compact("compacted", force=True),
+            "compacted": lambda: log.housekeeping.compact("compacted", force=True),
             "t": lambda: log.topic("t").optimize(),
         }
         for name, run in housekeeping.items():
@@ -218,12 +218,12 @@ def test_the_listed_files_can_be_read_as_long_as_a_lease_holds_them(tmp_path):
         log.create_topic("t", config=config)
         for number in range(60):
             log.partition("t", 0).append([encoded(b"v%d" % number, keys=[b"k"])])
-        with log.hold("reader"):
+        with log.housekeeping.hold("reader"):
             files = log.topic("t").files()
             rows = [row for file in files for row in rows_of(file)]
-            log.maintain()
+            log.housekeeping.run()
             assert [row for file in files for row in rows_of(file)] == rows
-        log.maintain()
+        log.housekeeping.run()
 
         with pytest.raises(FileNotFoundError):
             rows_of(files[0])

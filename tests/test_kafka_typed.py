@@ -31,7 +31,7 @@ def log(tmp_path):
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", 2, schema=pa.schema([("a", pa.string()), ("n", pa.int64())]), key="a")
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def as_json(value, *_):

@@ -18,7 +18,7 @@ def log(tmp_path):
     """An open log; healthy when the test is done."""
     with embedlog.open(tmp_path / "log") as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def send(log, *pairs, topic="t", partition=None):
@@ -37,7 +37,7 @@ def test_the_latest_values_are_the_same_before_and_after(log, partitions, compac
     topic = log.create_topic("t", partitions, CONFIG)
     send(log, *PAIRS)
     if compacted:
-        log.compact("t", force=True)
+        log.housekeeping.compact("t", force=True)
 
     assert dict(topic.items()) == {b"a": b"3", b"b": b"2", b"d": b""}
     assert [topic.get(key) for key in (b"a", b"b", b"c", b"d", b"e")] == [
@@ -153,9 +153,9 @@ def test_a_forced_compaction_includes_the_active_segment(log):
     send(log, *PAIRS)
     progress = []
 
-    assert log.compact("t") == []
+    assert log.housekeeping.compact("t") == []
     assert "active segment" in " ".join(topic.explain_compaction())
-    results = log.compact("t", force=True, progress=lambda *now: progress.append(now))
+    results = log.housekeeping.compact("t", force=True, progress=lambda *now: progress.append(now))
 
     assert [result.partition for result in results] == [0, 1]
     assert sum(result.records_kept for result in results) == 4
@@ -170,19 +170,19 @@ def test_due_partitions_are_compacted_without_force(log):
     log.create_topic("t", 1, CONFIG)
     send(log, *PAIRS)
     log.partition("t", 0).roll()
-    (result,) = log.compact("t")
+    (result,) = log.housekeeping.compact("t")
     assert result.records_kept == 4
-    assert log.compact("t") == []
+    assert log.housekeeping.compact("t") == []
 
 
 def test_a_topic_that_is_not_compacted_is_refused(log):
     """The error names the call that changes the policy."""
     log.create_topic("t")
     with pytest.raises(InvalidConfigError, match="alter_topic"):
-        log.compact("t", force=True)
+        log.housekeeping.compact("t", force=True)
     with pytest.raises(InvalidConfigError, match="no setting"):
         log.alter_topic("t", CONFIG)
-        log.compact("t", settings={"log.cleaner.nonsense": 1})
+        log.housekeeping.compact("t", settings={"log.cleaner.nonsense": 1})
 
 
 def test_a_read_only_log_is_not_compacted(tmp_path):
@@ -192,7 +192,7 @@ def test_a_read_only_log_is_not_compacted(tmp_path):
         send(log, *PAIRS)
     with embedlog.open(tmp_path / "log", mode="r") as log:
         with pytest.raises(ReadOnlyError):
-            log.compact("t", force=True)
+            log.housekeeping.compact("t", force=True)
         assert log.topic("t").get(b"a") == b"3"
         assert "active segment" in " ".join(log.topic("t").explain_compaction())
 
@@ -210,7 +210,7 @@ def test_a_damaged_partition_raises_after_the_others_were_compacted(tmp_path):
         path.write_bytes(data)
 
         with pytest.raises(CorruptionError):
-            log.compact("t", force=True)
+            log.housekeeping.compact("t", force=True)
 
         assert [record.offset for record in log.topic("t").partition(1)] == [1]
 
@@ -231,7 +231,7 @@ def test_a_key_is_not_lost_between_its_old_value_and_its_new_one(log, monkeypatc
         calls.append(None)
         if len(calls) == moment:
             send(log, *[(b"k%d" % number, b"new") for number in (0, 5, 11)], (b"k7", None))
-            log.compact("t", force=True)
+            log.housekeeping.compact("t", force=True)
         return read_batches(reader, *args, **options)
 
     monkeypatch.setattr(PartitionReader, "read", read)

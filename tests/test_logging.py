@@ -222,7 +222,7 @@ def test_steps_of_a_partition_are_debugged(log, lines):
         threading.Timer(0.05, fcntl.flock, [file, fcntl.LOCK_UN]).start()
         partition.append([encoded(b"v1")])
     log.alter_topic("t", {"retention.bytes": 0})
-    log.maintain()
+    log.housekeeping.run()
 
     recovery, roll, wait = lines(logging.DEBUG, "partition")[:3]
     assert wait == "t-0: waited for the lock of a process"

@@ -20,7 +20,7 @@ from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
+from embedlog.errors import CorruptionError, DurabilityError, FencedError, ReadOnlyError
 from embedlog.keyspace import JOB_RUNS, PRODUCERS
 from embedlog.maintenance import Maintenance, owner
 from embedlog.maintenance.jobs import JOBS, OWNER, JobContext, MaintenanceJob, MaintenanceOwner
@@ -99,9 +99,9 @@ def test_maintain_works_without_background_jobs(log, clock):
     log.create_topic("t", config=OLD)
     fill(log.partition("t", 0), 6)
     assert (threads(), current_owner(log.root)) == ([], None)
-    assert log.maintain()["retention"] == []
+    assert log.housekeeping.run()["retention"] == []
     clock.advance(DAY + 1_000)
-    results = log.maintain()["retention"]
+    results = log.housekeeping.run()["retention"]
     assert [(result.topic, result.start_offset, result.segments) for result in results] == [
         ("t", 6, 3)
     ]
@@ -364,6 +364,14 @@ def test_the_interval_of_a_job_counts_across_processes(root, monkeypatch):
     maintenance.close()
 
 
+def test_a_damaged_row_of_the_last_runs_is_reported_as_damage(root):
+    """The error names the table, and says what to do."""
+    job = MaintenanceJob("hourly", 3600.0, lambda context: None)
+    root.context.live.write(lambda txn: txn.put(JOB_RUNS.key("hourly"), b"short"))
+    with pytest.raises(CorruptionError, match=r"job runs in live is damaged.*delete its directory"):
+        Maintenance(root, [job]).due_seconds(job)
+
+
 def test_partitions_without_appends_are_flushed_too(log, clock):
     """A22: after flush.ms the flush job flushes a partition without a further append."""
     log.create_topic("t", 2, {"flush.ms": 1000})
@@ -381,17 +389,17 @@ def test_partitions_without_appends_are_flushed_too(log, clock):
         0,
     ]
     clock.advance(999)
-    assert log.maintain()["flush"] == []
+    assert log.housekeeping.run()["flush"] == []
     clock.advance(1)
-    assert log.maintain()["flush"] == [flushed]
-    assert log.maintain()["flush"] == []
+    assert log.housekeeping.run()["flush"] == [flushed]
+    assert log.housekeeping.run()["flush"] == []
     assert [partition.tail().durable_offset for partition in (flushed, empty, unflushed)] == [
         2,
         0,
         0,
     ]
     fill(flushed, 1, first=2)
-    assert log.maintain()["flush"] == []
+    assert log.housekeeping.run()["flush"] == []
 
 
 def test_commits_are_saved_by_the_owner(tmp_path):
@@ -401,7 +409,7 @@ def test_commits_are_saved_by_the_owner(tmp_path):
         with log.consumer(group_id="g", enable_auto_commit=False) as consumer:
             consumer.assign([T0])
             consumer.commit({T0: embedlog.OffsetAndMetadata(0, "", None)})
-            assert log.maintain()["checkpoint"] == 1
+            assert log.housekeeping.run()["checkpoint"] == 1
 
 
 def send(log, number, pid=7):
@@ -423,11 +431,11 @@ def test_a_producer_that_is_idle_is_forgotten_without_a_roll(log, clock):
     for partition in (first, second, later):
         send(partition, 0)
     clock.advance(DAY - 1)
-    assert log.maintain()["producers"] == 0
+    assert log.housekeeping.run()["producers"] == 0
     send(second, 1)
     send(second, 0, pid=8)
     clock.advance(1)
-    assert log.maintain()["producers"] == 1
+    assert log.housekeeping.run()["producers"] == 1
     assert [producers(partition) for partition in (first, second, later)] == [[], [7, 8], [7]]
     # A forgotten producer may begin with any number; an active one continues its sequence.
     assert send(first, 5).base_offset == 1
@@ -435,7 +443,7 @@ def test_a_producer_that_is_idle_is_forgotten_without_a_roll(log, clock):
     assert send(second, 2).base_offset == 3
     assert len(list(first.segments)) == 1
     version = log.root.context.live.version()
-    jobs = [job for job in log.maintenance.jobs if job.name == "producers"]
+    jobs = [job for job in log.housekeeping.background.jobs if job.name == "producers"]
     with closing(Maintenance(log.root, jobs, background=False)) as maintenance:
         assert maintenance.maintain() == {"producers": 0}
     # Only the commits of `maintain` itself.
@@ -519,19 +527,19 @@ def test_offsets_of_unused_groups_expire_after_a_week(log, clock):
         consumer.commit({T0: embedlog.OffsetAndMetadata(1, "", None)})
     active = log.consumer("t", group_id="active", enable_auto_commit=False)
     active.poll(0)
-    log.group("idle").reset_offsets("latest", topics="t", dry_run=False)
+    log.groups["idle"].reset_offsets("latest", topics="t", dry_run=False)
     active.commit({T0: embedlog.OffsetAndMetadata(1, "", None)})
     clock.advance(week)
-    assert log.maintain()["offsets"] == 0
+    assert log.housekeeping.run()["offsets"] == 0
     clock.advance(1)
-    assert log.maintain()["offsets"] == 2
-    assert log.groups() == ["active"]
+    assert log.housekeeping.run()["offsets"] == 2
+    assert list(log.groups) == ["active"]
     active.close()
     clock.advance(week)
-    assert log.maintain()["offsets"] == 0
+    assert log.housekeeping.run()["offsets"] == 0
     clock.advance(1)
-    assert log.maintain()["offsets"] == 1
-    assert log.groups() == []
+    assert log.housekeeping.run()["offsets"] == 1
+    assert list(log.groups) == []
 
 
 # Life
@@ -574,19 +582,19 @@ def test_a_forked_child_starts_its_own_threads(tmp_path):
     """P18: the child has neither the threads nor the locks of its parent."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
-        eventually(lambda: log.maintenance.epoch)
+        eventually(lambda: log.housekeeping.background.epoch)
 
         def work():
-            inherited = (log.maintenance.epoch, threads())
+            inherited = (log.housekeeping.background.epoch, threads())
             log.topic("t")
             started = len(threads("embedlog-maintenance"))
-            eventually(lambda: log.maintenance._watch._watched)
-            epoch = log.maintenance.epoch
+            eventually(lambda: log.housekeeping.background._watch._watched)
+            epoch = log.housekeeping.background.epoch
             log.close()
             return inherited, started, epoch, threads()
 
         assert in_child(work) == ((None, []), 1, None, [])
-        assert current_owner(log.root).epoch == log.maintenance.epoch == 1
+        assert current_owner(log.root).epoch == log.housekeeping.background.epoch == 1
 
 
 def test_a_fork_waits_for_a_pause_of_the_jobs(root):
@@ -654,18 +662,18 @@ def test_a_read_only_log_runs_no_jobs(tmp_path):
         log.topic("t")
         assert threads() == []
         with pytest.raises(ReadOnlyError):
-            log.maintain()
+            log.housekeeping.run()
         with pytest.raises(ReadOnlyError):
-            log.retention_bytes = 5
+            log.housekeeping.retention_bytes = 5
 
 
 def test_only_the_systems_clock_is_bounded(tmp_path):
     """P17: a clock that the program passes is used as it is."""
     with embedlog.open(tmp_path / "a") as log:
-        log.maintain()
+        log.housekeeping.run()
         assert log.root.context.live.get(CLOCK_READING.key()) is not None
     with embedlog.open(tmp_path / "b", clock=ManualClock()) as log:
-        log.maintain()
+        log.housekeeping.run()
         assert log.root.context.live.get(CLOCK_READING.key()) is None
 
 
@@ -675,22 +683,22 @@ def test_what_a_log_offers_to_its_users(tmp_path):
     with embedlog.open(tmp_path / "log", clock=clock) as log:
         topic = log.create_topic("t", config=OLD)
         fill(log.partition("t", 0), 6)
-        with log.hold("snapshot") as lease:
+        with log.housekeeping.hold("snapshot") as lease:
             assert lease.offsets == {T0: 0}
-            assert [lease.name for lease in log.leases()] == ["snapshot"]
+            assert [lease.name for lease in log.housekeeping.leases()] == ["snapshot"]
             clock.advance(2 * DAY)
-            assert log.maintain()["retention"] == []
+            assert log.housekeeping.run()["retention"] == []
             assert any("lease 'snapshot'" in line for line in topic.describe_retention())
         assert log.delete_records({T0: 3}) == {T0: 3}
         assert log.delete_records({T0: -1}) == {T0: 6}
-        assert log.retention_bytes is None
-        log.retention_bytes = 1 << 30
-        assert log.retention_bytes == 1 << 30
-        log.retention_bytes = None
+        assert log.housekeeping.retention_bytes is None
+        log.housekeeping.retention_bytes = 1 << 30
+        assert log.housekeeping.retention_bytes == 1 << 30
+        log.housekeeping.retention_bytes = None
         with pytest.raises(ValueError, match="retention_bytes"):
-            log.retention_bytes = -5
+            log.housekeeping.retention_bytes = -5
         assert pending_deletes.paths(log.root.context.live) == set()
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_process_that_only_opens_a_log_does_its_housekeeping(tmp_path):

@@ -91,16 +91,16 @@ def test_maintain_compacts_and_says_what_it_did(tmp_path):
     with embedlog.open(tmp_path / "log", maintenance={"log.cleaner.threads": 2}) as log:
         log.create_topic("t", config=COMPACT)
         dirty(log.partition("t", 0))
-        (result,) = log.maintain()["compaction"]
+        (result,) = log.housekeeping.run()["compaction"]
         assert (result.topic, result.records_kept, result.error) == ("t", 1, None)
-        assert log.maintain()["compaction"] == []
-        assert log.verify() == []
+        assert log.housekeeping.run()["compaction"] == []
+        assert log.housekeeping.verify() == []
 
 
 def test_compaction_can_be_turned_off_and_settings_are_checked(tmp_path):
     """log.cleaner.enable turns it off; the error for an unknown name suggests the nearest one."""
     with embedlog.open(tmp_path / "log", maintenance={"log.cleaner.enable": False}) as log:
-        assert "compaction" not in log.maintain()
+        assert "compaction" not in log.housekeeping.run()
     with pytest.raises(InvalidConfigError, match=r"log\.cleaner\.threads"):
         embedlog.open(tmp_path / "log", maintenance={"log.cleaner.thread": 1})
 

@@ -45,7 +45,7 @@ def log(tmp_path):
         log.create_topic("orders", partitions=2)
         yield log
         if not log.root.closed:
-            assert log.verify() == []
+            assert log.housekeeping.verify() == []
 
 
 def fill(log, count=10, partition=0):
@@ -287,8 +287,8 @@ def test_metrics_of_a_consumer_may_be_asked_for_by_another_thread(log):
 def test_a_log_has_sizes_offsets_lags_and_the_owner_of_maintenance(log):
     """What an exporter for Kafka shows, by partition and by group."""
     fill(log, 10)
-    log.group("billing").reset_offsets("earliest", topics="orders", dry_run=False)
-    log.maintain()
+    log.groups["billing"].reset_offsets("earliest", topics="orders", dry_run=False)
+    log.housekeeping.run()
     metrics = log.metrics()
 
     part = metrics["kafka.log.orders-0"]
@@ -384,7 +384,7 @@ def test_a_partition_whose_flush_failed_is_offline(tmp_path):
         files.heal()
         metrics = log.metrics()
         assert [metrics[f"kafka.log.orders-{part}"]["Offline"] for part in (0, 1)] == [1, 0]
-        log.repair(dry_run=False)
+        log.housekeeping.repair(dry_run=False)
         assert log.metrics()["kafka.log.orders-0"]["Offline"] == 0
 
 
@@ -403,7 +403,7 @@ def prometheus(path, *options):
 def test_the_command_line_prints_what_prometheus_reads(log):
     """Names, types, labels and help, for node_exporter's textfile collector."""
     fill(log, 10)
-    log.group("billing").reset_offsets("earliest", topics="orders", dry_run=False)
+    log.groups["billing"].reset_offsets("earliest", topics="orders", dry_run=False)
 
     families = prometheus(log.path, "--label", "log=main")
 

@@ -39,7 +39,7 @@ def test_a_batch_that_was_copied_is_recognised_after_a_failover(source, standby)
     for version in range(3):
         assert write(source, version) == 2
     embedlog.mirror(source, standby, progress=False)
-    standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
 
     assert write(standby, 2) == 0
     assert write(standby, 3) == 2
@@ -84,7 +84,7 @@ def test_the_rows_of_topics_that_are_not_copied_stay_behind(source, standby):
     embedlog.mirror(source, standby, topics="t", progress=False)
 
     assert known(standby) == {("both", 5), ("app", 5)}
-    standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
     assert publish(standby.root, [stage(standby.root, t_0=[b"x"])], 5, source="both").records == 0
 
 
@@ -97,7 +97,7 @@ def test_rows_follow_without_records_and_never_go_back(source, standby):
     embedlog.mirror(source, standby, progress=False)
     assert known(standby) == rows
 
-    standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
     write(standby, 2)
     standby.alter_topic("u", {"mirror.source": f"{source.root.id}/u"})
     write(source, 1, restart=True)
@@ -123,7 +123,7 @@ def test_a_batch_that_the_copy_lost_again_is_not_recognised(source, standby):
     with_loss = known(standby)
     embedlog.mirror(source, standby, progress=False)
     assert known(standby) == with_loss
-    standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
 
     assert write(standby, 1) == 0
     assert len(standby.topic("t")) == 2

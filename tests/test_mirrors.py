@@ -61,7 +61,7 @@ from embedlog.mirrors.root_target import RootTarget
 from embedlog.partition import recovery
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
-from embedlog.replication import recovery as recovery_of_replicas
+from embedlog.replication import root as recovery_of_replicas
 
 P0 = TopicPartition("t", 0)
 
@@ -177,7 +177,7 @@ def test_a_compacted_source_is_copied_with_its_gaps(a, b):
     a.create_topic("t", config={"cleanup.policy": "compact"})
     for number in range(300):
         send(a, "t", b"%d" % number, key=b"%d" % (number % 70 if number % 3 else number))
-    a.compact("t", force=True, progress=False)
+    a.housekeeping.compact("t", force=True, progress=False)
     send(a, "t", b"dirty", key=b"x")
     source = a.partition("t", 0)
 
@@ -187,8 +187,8 @@ def test_a_compacted_source_is_copied_with_its_gaps(a, b):
     assert records(b, "t") == records(a, "t")
     assert copy.end_offset() == source.end_offset()
     assert len(copy.segments) <= len(source.segments) + 1
-    b.compact("t", force=True, progress=False)
-    a.compact("t", force=True, progress=False)
+    b.housekeeping.compact("t", force=True, progress=False)
+    a.housekeeping.compact("t", force=True, progress=False)
     assert records(b, "t") == records(a, "t")
 
 
@@ -240,11 +240,11 @@ def record_schema(name: str, *fields: str) -> dict[str, Any]:
 def fill_with_avro(log: Log) -> None:
     """Write keys and values of Avro in two versions, in batches of each kind."""
     log.create_topic("t", key="avro", value="avro")
-    log.schemas.register("t-key", record_schema("Key", "k"))
-    log.schemas.set_compatibility("FULL", "t-value")
+    log.schema_registry.register("t-key", record_schema("Key", "k"))
+    log.schema_registry.set_compatibility("FULL", "t-value")
     with log.producer() as producer:
         for number in range(2):
-            log.schemas.register("t-value", record_schema("Value", *"xy"[: number + 1]))
+            log.schema_registry.register("t-value", record_schema("Value", *"xy"[: number + 1]))
             for codec in ("none", "lz4"):
                 log.alter_topic("t", {"compression.type": codec})
                 values = [{"x": n} if n % 3 else None for n in range(20)]
@@ -262,10 +262,10 @@ def test_a_copy_of_avro_can_be_read_at_any_target(a, b, merge, before):
     fill_with_avro(a)
     own = [record_schema("Own", "n"), record_schema("Value", "x"), record_schema("Key", "k")]
     for schema in {"nothing": [], "others": own[:1], "equal ones": own[1:], "more": own}[before]:
-        b.schemas.register(f"own-{schema['name']}", schema)
+        b.schema_registry.register(f"own-{schema['name']}", schema)
     if before != "nothing":
         b.create_topic("own", value="avro")
-        b.schemas.register("own-value", own[0])
+        b.schema_registry.register("own-value", own[0])
         send(b, "own", {"n": 7})
 
     mirror(a, b, merge=merge)
@@ -277,11 +277,11 @@ def test_a_copy_of_avro_can_be_read_at_any_target(a, b, merge, before):
     assert len(pairs[0]) == 42
     if before != "nothing":
         assert b["own"][0].value == {"n": 7}
-    assert b.schemas.versions("t-value") == [1, 2]
-    assert b.schemas.compatibility("t-value") == "FULL"
+    assert b.schema_registry.versions("t-value") == [1, 2]
+    assert b.schema_registry.compatibility("t-value") == "FULL"
     if not merge:
         assert [r.offset for r in b["t"]] == [r.offset for r in a["t"]]
-        b.failover(dry_run=False)
+        b.mirrors.failover(dry_run=False)
     send(b, "t", {"x": 3}, key={"k": 2})
     assert b["t"][-1].value == {"x": 3, "y": 0}
     assert healthy(b.root)
@@ -292,7 +292,7 @@ def test_two_sites_with_equal_ids_share_a_hub(a, b, tmp_path):
     with embedlog.open(tmp_path / "c", maintenance=False) as c:
         for name, log in (("a", a), ("b", b)):
             log.create_topic("t", value="avro")
-            log.schemas.register("t-value", record_schema(name.upper(), name))
+            log.schema_registry.register("t-value", record_schema(name.upper(), name))
             send(log, "t", {name: 1})
         for name, log in (("a", a), ("b", b)):
             mirror(log, c, site=name)
@@ -301,19 +301,19 @@ def test_two_sites_with_equal_ids_share_a_hub(a, b, tmp_path):
             for log in (c, d):
                 assert log["a.t"][0].value == {"a": 1}
                 assert log["b.t"][0].value == {"b": 1}
-                assert log.schemas.subjects() == ["a.t-value", "b.t-value"]
+                assert log.schema_registry.subjects() == ["a.t-value", "b.t-value"]
 
 
 def test_a_schema_that_is_registered_while_a_round_runs_comes_before_its_records(a, b, monkeypatch):
     """The topics were listed before, without it."""
-    b.schemas.register("own", record_schema("Own", "n"))
+    b.schema_registry.register("own", record_schema("Own", "n"))
     a.create_topic("t", value="avro")
     a.create_topic("u")
     fetch = RootSource.fetch
 
     def register_first(source, *arguments):
         monkeypatch.setattr(RootSource, "fetch", fetch)
-        a.schemas.register("t-value", record_schema("Value", "x", "y"))
+        a.schema_registry.register("t-value", record_schema("Value", "x", "y"))
         send(a, "t", {"x": 1})
         return fetch(source, *arguments)
 
@@ -327,10 +327,10 @@ def test_a_schema_that_is_registered_while_a_round_runs_comes_before_its_records
 def test_a_record_whose_schema_is_lost_is_not_copied_under_the_id_of_another(a, b):
     """Where ids are others, it cannot be told what it means; the rest of the topics is copied."""
     for number in range(3):
-        b.schemas.register(f"own{number}", record_schema(f"Own{number}", "n"))
+        b.schema_registry.register(f"own{number}", record_schema(f"Own{number}", "n"))
     a.create_topic("t", value="avro")
     a.create_topic("u")
-    a.schemas.register("t-value", record_schema("Value", "x"))
+    a.schema_registry.register("t-value", record_schema("Value", "x"))
     send(a, "t", {"x": 1})
     a.partition("t", 0).append([encoded(b"\0\0\0\0\3\2")])
     send(a, "u", b"1")
@@ -562,7 +562,7 @@ def test_topics_are_chosen_by_their_whole_names(a, b):
         a.create_topic(name)
     mirror(a, b, topics="orders|cl.*")
     assert b.topics() == ["clicks", "orders"]
-    a.maintain()
+    a.housekeeping.run()
     assert ACTIVITY in a.topics(internal=True)
     mirror(a, b)
     assert not events(b, "created")
@@ -729,7 +729,7 @@ def test_after_a_failover_the_copy_is_written_to_and_no_longer_mirrored(a, b):
     send(a, "t", b"1")
     with mirror(a, b, follow=True) as run:
         settled(lambda: run.status.records == 1)
-        b.failover(dry_run=False)
+        b.mirrors.failover(dry_run=False)
         send(a, "t", b"late")
         settled(lambda: run.errors)
         assert isinstance(run.errors[0], MirrorConflictError)
@@ -750,7 +750,7 @@ def test_after_a_failover_the_mirror_moves_no_commits(a, b, monkeypatch):
         commit(a, 4, topic=name)
     with mirror(a, b, follow=True, groups=".*") as run:
         settled(lambda: run.status.commits == 2)
-        b.failover("g", "earliest", topics=["t"], dry_run=False)
+        b.mirrors.failover("g", "earliest", topics=["t"], dry_run=False)
         commit(a, 7)
         commit(a, 7, topic="u")
         settled(lambda: committed(b)[TopicPartition("u", 0)] == 7)
@@ -771,7 +771,7 @@ def test_commits_that_a_failover_makes_while_a_mirror_copies_them_stay(a, b, mon
 
     def fail_over_first(group, positions):
         monkeypatch.setattr(Group, "encode", encode)
-        b.failover("g", "earliest", dry_run=False)
+        b.mirrors.failover("g", "earliest", dry_run=False)
         return encode(group, positions)
 
     monkeypatch.setattr(Group, "encode", fail_over_first)
@@ -786,7 +786,7 @@ def test_after_a_failover_the_mirror_can_go_into_the_other_direction(a, b):
     send(a, "t", b"1")
     mirror(a, b)
     send(a, "t", b"never copied")
-    b.failover(dry_run=False)
+    b.mirrors.failover(dry_run=False)
     send(b, "t", b"2")
 
     with pytest.raises(MirrorConflictError, match=r"until a failover.* delete it, and mirror aga"):
@@ -812,7 +812,7 @@ def test_a_copy_may_be_made_a_copy_again_if_nothing_was_written(a, b):
     send(a, "t", b"1")
     mirror(a, b)
     source = b.topic("t").config["mirror.source"]
-    b.failover(dry_run=False)
+    b.mirrors.failover(dry_run=False)
     b.alter_topic("t", {"mirror.source": source})
     send(a, "t", b"2")
     mirror(a, b)
@@ -872,7 +872,7 @@ def test_a_mirror_with_a_name_runs_once_at_a_time(a, b, monkeypatch):
     monkeypatch.setattr(root_target, "_LOCK_SECONDS", 0.1)
     a.create_topic("t")
     with mirror(a, b, follow=True) as run:
-        settled(lambda: b.mirrors())
+        settled(lambda: b.mirrors)
         for follow in (False, True):
             with pytest.raises(LockTimeoutError):
                 mirror(a, b, follow=follow)
@@ -885,13 +885,13 @@ def test_a_mirror_with_a_name_runs_once_at_a_time(a, b, monkeypatch):
 
 def committed(log: Log, group: str = "g") -> dict[TopicPartition, int]:
     """Return the committed offsets of a group."""
-    partitions = log.group(group).describe().partitions
+    partitions = log.groups[group].describe().partitions
     return {TopicPartition(p.topic, p.partition): p.current_offset for p in partitions}
 
 
 def commit(log: Log, offset: int, group: str = "g", topic: str = "t") -> None:
     """Set the committed offset of a group in partition 0."""
-    log.group(group).reset_offsets(offset, topics=topic, dry_run=False)
+    log.groups[group].reset_offsets(offset, topics=topic, dry_run=False)
 
 
 def test_the_offsets_of_groups_are_copied(a, b):
@@ -903,7 +903,7 @@ def test_the_offsets_of_groups_are_copied(a, b):
 
     mirror(a, b, groups="g.*")
     assert committed(b) == {P0: 4}
-    assert b.groups() == ["g"]
+    assert list(b.groups) == ["g"]
     mirror(a, b, site="a", groups=".*")
     assert committed(b, "other") == {TopicPartition("a.t", 0): 7}
     with b.consumer("t", group_id="g", consumer_timeout_ms=100) as consumer:
@@ -978,14 +978,14 @@ def standby(a, b, clock):
 )
 def test_a_failover_says_in_numbers_what_it_repeats_and_skips(standby, strategy, options, expected):
     """Before it does it: a dry run is the default, and the same numbers come true."""
-    plan = standby.failover("g", strategy, **options)
+    plan = standby.mirrors.failover("g", strategy, **options)
     (part,) = plan.partitions
     assert (part.offset, part.repeats, part.may_repeat, part.may_skip) == expected
     assert plan.dry_run
     assert committed(standby) == {P0: 4}
     assert standby.topic("t").config["mirror.source"]
 
-    done = standby.failover("g", strategy, **options, dry_run=False)
+    done = standby.mirrors.failover("g", strategy, **options, dry_run=False)
     assert done.partitions == plan.partitions
     assert committed(standby) == {P0: expected[0]}
     send(standby, "t", b"written here")
@@ -997,7 +997,7 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
     """As the mirror last reported it; without a report it is unknown."""
     a.create_topic("t", partitions=2)
     mirror(a, b, groups=".*")
-    assert b.failover().not_copied == {"t": 0}
+    assert b.mirrors.failover().not_copied == {"t": 0}
     log = a.partition("t", 1)
     log.append([encoded(b"good" * 2000)])
     log.append([encoded(b"bad" * 2000, b"bad")])
@@ -1009,12 +1009,12 @@ def test_a_failover_says_how_much_was_not_copied(a, b):
     with pytest.raises(CorruptBatchError):
         mirror(a, b)
 
-    plan = b.failover("g", "earliest", topics="t")
+    plan = b.mirrors.failover("g", "earliest", topics="t")
     assert [part.not_copied for part in plan.partitions] == [0, 2]
     assert plan.not_copied == {"t": 2}
     assert "2 offsets of the source not copied" in plan.title
-    b.root.context.live.write(lambda txn: txn.delete(b"y" + b.mirrors()[0].mirror.encode()))
-    assert b.failover().not_copied == {"t": None}
+    b.root.context.live.write(lambda txn: txn.delete(b"y" + b.mirrors[0].mirror.encode()))
+    assert b.mirrors.failover().not_copied == {"t": None}
 
 
 def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
@@ -1022,13 +1022,13 @@ def test_a_group_without_commits_is_moved_by_the_other_strategies(standby):
     with standby.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
         consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
         consumer.close(autocommit=False)
-    (part,) = standby.failover("new", topics="t").partitions
+    (part,) = standby.mirrors.failover("new", topics="t").partitions
     assert (part.committed, part.offset, part.may_repeat, part.may_skip) == (None, None, 10, 10)
-    (part,) = standby.failover("new", "latest", topics="t").partitions
+    (part,) = standby.mirrors.failover("new", "latest", topics="t").partitions
     assert (part.offset, part.may_skip) == (10, 10)
     for strategy in ("offsets", "latest", {}):
         with pytest.raises(IllegalStateError, match="not known which it reads"):
-            standby.failover(["g", "new"], strategy, dry_run=False)
+            standby.mirrors.failover(["g", "new"], strategy, dry_run=False)
     assert standby.topic("t").config["mirror.source"]
 
 
@@ -1043,11 +1043,11 @@ def test_a_group_that_does_not_exist_is_refused_unless_its_topics_are_named(stan
     ):
         for dry_run in (True, False):
             with pytest.raises(GroupIdNotFoundError):
-                standby.failover(*arguments, **options, dry_run=dry_run)
+                standby.mirrors.failover(*arguments, **options, dry_run=dry_run)
     assert standby.topic("t").config["mirror.source"]
     assert committed(standby) == {P0: 4}
 
-    standby.failover("gg", "time", at="58s", topics="t", dry_run=False)
+    standby.mirrors.failover("gg", "time", at="58s", topics="t", dry_run=False)
     assert committed(standby, "gg") == {P0: 2}
 
 
@@ -1058,7 +1058,7 @@ def test_an_offset_in_a_topic_without_commits_counts(standby, a):
     a.partition("u", 1).append([encoded(b"1", b"2")])
     mirror(a, standby)
 
-    standby.failover("g", {TopicPartition("u", 1): 1}, dry_run=False)
+    standby.mirrors.failover("g", {TopicPartition("u", 1): 1}, dry_run=False)
 
     assert committed(standby) == {P0: 4, TopicPartition("u", 1): 1}
 
@@ -1069,7 +1069,7 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
         consumer.poll(timeout_ms=int(patient(5) * 1000), max_records=1)
         for dry_run in (True, False):
             with pytest.raises(NonEmptyGroupError):
-                standby.failover("g", dry_run=dry_run)
+                standby.mirrors.failover("g", dry_run=dry_run)
     standby.create_topic("own")
     for error, arguments, options in (
         (InvalidConfigError, ("g", "newest"), {}),
@@ -1091,21 +1091,21 @@ def test_a_failover_that_is_not_possible_changes_nothing(standby, a):
         (UnknownTopicOrPartitionError, ("g",), {"topics": ["missing"]}),
     ):
         with pytest.raises(error):
-            standby.failover(*arguments, **options, dry_run=False)
+            standby.mirrors.failover(*arguments, **options, dry_run=False)
     with pytest.raises(IllegalStateError):
-        a.failover()
+        a.mirrors.failover()
     assert standby.topic("t").config["mirror.source"]
 
 
 def test_the_groups_of_a_failover_may_come_from_an_iterator(standby):
     """It is read once."""
-    assert standby.failover(iter(["g"]), "earliest").partitions
+    assert standby.mirrors.failover(iter(["g"]), "earliest").partitions
 
 
 def test_a_failover_can_be_repeated_for_more_groups(standby):
     """The copies are found although they are no copies any more."""
-    standby.failover(topics="t", dry_run=False)
-    standby.failover(["g", "h"], "earliest", topics="t", dry_run=False)
+    standby.mirrors.failover(topics="t", dry_run=False)
+    standby.mirrors.failover(["g", "h"], "earliest", topics="t", dry_run=False)
     assert committed(standby, "h") == committed(standby, "g") == {P0: 0}
 
 
@@ -1115,16 +1115,16 @@ def test_a_failover_says_which_topics_it_released(standby, a):
         a.create_topic(name)
     mirror(a, standby)
 
-    first = standby.failover(topics="t", dry_run=False)
+    first = standby.mirrors.failover(topics="t", dry_run=False)
     assert (first.released, "done; 1 topic to write to;" in first.title) == (("t",), True)
-    second = standby.failover()
+    second = standby.mirrors.failover()
     assert (second.topics, second.released) == (("t", "u", "v"), ("u", "v"))
     assert "3 topics to write to, 1 of them since an earlier failover" in second.title
-    standby.failover(dry_run=False)
-    third = standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
+    third = standby.mirrors.failover(dry_run=False)
     assert third.released == ()
     assert "nothing to do; programs may write to 3 topics since an earlier" in third.title
-    fourth = standby.failover("g", dry_run=False)
+    fourth = standby.mirrors.failover("g", dry_run=False)
     assert "done; programs may write to 1 topic since an earlier failover" in fourth.title
 
 
@@ -1140,8 +1140,8 @@ def test_a_failover_of_a_group_leaves_the_copies_of_other_sites(a, b, tmp_path, 
         commit(a, 1)
         mirror(a, hub, site="a", groups=".*")
         expected = ["a.t"] if isinstance(strategy, str) else ["a.t", "a.u"]
-        assert hub.failover("g", strategy).released == tuple(expected)
-        assert hub.failover("g", strategy, dry_run=False).released == tuple(expected)
+        assert hub.mirrors.failover("g", strategy).released == tuple(expected)
+        assert hub.mirrors.failover("g", strategy, dry_run=False).released == tuple(expected)
 
         for topic in ("t", "u"):
             send(b, topic, b"more")
@@ -1185,7 +1185,7 @@ def test_what_an_unclean_election_took_from_a_copy_is_copied_again(a, replicated
         directories.put_back(follower)
         recovery_of_replicas.try_bring_back(b.root)
         directories.lose(b, leader)
-        b.elect_leaders(election="unclean")
+        b.replicas.elect_leaders(election="unclean")
         assert values(b, "t") == [b"1"]
 
         send(a, "t", b"3")
@@ -1205,18 +1205,18 @@ def test_what_a_mirror_does_can_be_seen_by_other_processes(a, b, tmp_path):
 
     child = Child(follow)
     try:
-        settled(lambda: any(status.records == 2 for status in b.mirrors()))
-        (status,) = b.mirrors()
+        settled(lambda: any(status.records == 2 for status in b.mirrors))
+        (status,) = b.mirrors
         assert (status.state, status.pid, status.lag) == ("running", child.pid, 0)
         assert b.metrics()["mirror.m"]["running"] == 1
         assert b.metrics()["mirror.m.t"]["record-total"] == 2
     finally:
         child.kill()
-    assert [status.state for status in b.mirrors()] == ["died"]
+    assert [status.state for status in b.mirrors] == ["died"]
     assert b.metrics()["mirror.m"]["running"] == 0
     assert 'embedlog_mirror_record_total{mirror="m"} 2' in b.prometheus()
     mirror(a, b, name="m")
-    assert [status.state for status in b.mirrors()] == ["finished"]
+    assert [status.state for status in b.mirrors] == ["finished"]
     (event,) = events(b, "mirrored")[-1:]
     assert (event["mirror"], event["records"], event["state"]) == ("m", 0, "finished")
 
@@ -1230,8 +1230,8 @@ def test_errors_are_counted_and_reported_once(a, b):
     with mirror(a, b, follow=True, name="m") as run:
         send(a, "u", b"1")
         settled(lambda: run.status.records == 1 and run.errors)
-        settled(lambda: b.mirrors()[0].error_count)
-        assert [str(error) for error in run.errors] == b.mirrors()[0].errors[-1:]
+        settled(lambda: b.mirrors[0].error_count)
+        assert [str(error) for error in run.errors] == b.mirrors[0].errors[-1:]
     assert len(events(b, "failed")) == 1
     assert b.metrics()["mirror.m"]["error-total"] >= 1
 
@@ -1243,8 +1243,8 @@ def test_a_run_shows_what_it_copied(a, b):
     run = mirror(a, b, name="m")
     assert repr(run).startswith("Mirror m: finished, 1 record")
     assert "<table" in run._repr_html_()
-    assert "t" in repr(b.failover("g", "latest", topics="t"))
-    assert "<table" in b.failover("g", "latest", topics="t")._repr_html_()
+    assert "t" in repr(b.mirrors.failover("g", "latest", topics="t"))
+    assert "<table" in b.mirrors.failover("g", "latest", topics="t")._repr_html_()
 
 
 def test_progress_is_counted_in_offsets(a, b):
@@ -1442,7 +1442,7 @@ def test_what_merged_is_known_after_compaction_and_gathering(a, b):
             mirror(b, a, merge=True)
     for _ in range(3):
         for log in sites.values():
-            log.compact("t", force=True, progress=False)
+            log.housekeeping.compact("t", force=True, progress=False)
             log.partition("u", 0).roll()
             log.topic("u").optimize()
             log.root.context.state.write(keyspace.MIRROR_POSITIONS.delete_all)
@@ -1450,7 +1450,7 @@ def test_what_merged_is_known_after_compaction_and_gathering(a, b):
         mirror(b, a, merge=True)
 
     for log in sites.values():
-        log.compact("t", force=True, progress=False)
+        log.housekeeping.compact("t", force=True, progress=False)
         values = [f"{name}{number}".encode() for name in sites for number in range(20)]
         assert counts(log, "u") == dict.fromkeys(values, 1)
         values = [f"{name}{number}".encode() for name in sites for number in range(5, 20)]
@@ -1609,7 +1609,7 @@ def test_a_mirror_on_the_command_line(a, b, tmp_path, capsys):
         assert main(["failover", *words, "--root", ends[1]]) == 3
     assert main(["failover", "--root", ends[1], "--execute"]) == 0
     assert "nothing to do; programs may write to 1 topic since" in capsys.readouterr().out
-    b.maintain()
+    b.housekeeping.run()
     assert main(["activity", "--root", ends[1], "--kind", "failover", "--kind", "mirrored"]) == 0
     assert "may be written to" in capsys.readouterr().out
 
@@ -1639,6 +1639,6 @@ def test_only_the_mirror_adds_partitions_to_a_copy(a, b, command_line):
     a.create_partitions("t", 4)
     mirror(a, b)
     assert b.topic("t").partitions == 4
-    b.failover(topics=["t"], dry_run=False)
+    b.mirrors.failover(topics=["t"], dry_run=False)
     b.create_partitions("t", 5)
     assert b.topic("t").partitions == 5

@@ -92,7 +92,7 @@ def test_a_log_that_exists_is_opened(tmp_path, directories):
         assert values(log, "t") == [b"x"]
     more = [path, tmp_path / "disk4"]
     with embedlog.open(more, must_exist=True, maintenance=False) as log:
-        assert [each.path for each in log.replicas()] == list(map(str, more))
+        assert [each.path for each in log.replicas] == list(map(str, more))
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -77,13 +77,13 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     assert "lag 1000" in later
     assert "0 members, lag 0 in 4 partitions" in later
     # The progress bar of a short compaction leaves no line before the output.
-    compacted = shown(cells, having="log.compact(").splitlines()
+    compacted = shown(cells, having="log.housekeeping.compact(").splitlines()
     assert compacted[0].startswith("4,993 records, ")
     assert compacted[1].startswith("1,876 aircraft, ")
     if shown(cells, having="embedlog.spark.session"):
         assert "|     B6|    920| 10.8|" in shown(cells, having="by_carrier.orderBy")
         assert "1 partition, 15 records" in shown(cells, having="carriers.write")
-    assert shown(cells, having="log.verify()") == "[]"
+    assert shown(cells, having="log.housekeeping.verify()") == "[]"
 
 
 def test_the_notebook_is_saved_without_outputs():

@@ -69,7 +69,7 @@ def use_all_partitions(path: Path) -> int:
         expected[7].append(b"2")
         assert {partition.partition: sent for partition, sent in polled.items()} == expected
         assert len(log.topic("t")) == 2 * PARTITIONS + 1
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         max_descriptors = max(max_descriptors, descriptors() - before)
         run_transaction(path)
         with closing(open_root(path)) as root:
@@ -161,7 +161,7 @@ def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path
     assert counts[-1] <= counts[0]
     with embedlog.open(tmp_path / "root") as log:
         assert len(log.topic("t")) == 6
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def open_and_close(path: Path) -> None:

@@ -34,11 +34,11 @@ with embedlog.open(sys.argv[1]) as log:
         topic = log.topic(name)
         assert len(topic.to_arrow()) == len(topic) and topic.head(3).to_arrow() and topic[-2:]
         assert repr(topic) and topic._repr_html_()
-    log.compact("keyed")
+    log.housekeeping.compact("keyed")
     topic = log.topic("keyed")
     assert topic.get(b"3") == b"v" and len(topic.to_arrow(latest=True)) == 7
-    assert log.verify() == []
-    log.rebuild_index()
+    assert log.housekeeping.verify() == []
+    log.housekeeping.rebuild_index()
 
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.columns import SPARK_TYPES

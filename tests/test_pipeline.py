@@ -122,7 +122,7 @@ def test_records_removed_from_the_log_are_not_compared(log, out, day):
     assert (report.problems, report.gone, report.records) == ([], 15, 30)
 
     log.alter_topic("t", {"cleanup.policy": "compact"})
-    log.compact("t", force=True)
+    log.housekeeping.compact("t", force=True)
     report = audit(log, out, ENDS)
     assert report.problems == []
     assert report.gone > 15

@@ -6,8 +6,7 @@ from itertools import combinations, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlog.replication.placement import assign_replicas
-from embedlog.replication.reassignment import lead_evenly, reassign, resize
+from embedlog.replication.placement import assign_replicas, lead_evenly, reassign, resize
 
 
 def no_racks(*directories):

@@ -62,7 +62,7 @@ def test_records_offsets_and_timestamps_stay(log, partition):
     assert result.bytes_after < result.bytes_before
     assert sizes(partition) == [10, 1]
     assert rows(partition) == before
-    assert not list(log.verify())
+    assert not list(log.housekeeping.verify())
 
 
 def test_a_segment_of_large_batches_stays(partition):
@@ -144,7 +144,7 @@ def test_the_last_batch_of_a_producer_keeps_its_sequence(log):
 def test_a_lease_holds_the_segment(log, partition):
     """What a query has planned to read stays where it is."""
     with (
-        log.hold("query", {embedlog.TopicPartition("t", 0): 0}),
+        log.housekeeping.hold("query", {embedlog.TopicPartition("t", 0): 0}),
         pytest.raises(FencedError, match="lease"),
     ):
         rebatch(partition, LONG_MAX)
@@ -158,7 +158,7 @@ def test_compacted_segments_and_those_with_gaps_stay(log):
     for number in range(6):
         partition.append([encoded(b"%d" % number, keys=[b"k%d" % (number % 2)])])
     partition.roll()
-    log.compact("c", force=True)
+    log.housekeeping.compact("c", force=True)
     before = sizes(partition)
 
     rebatch(partition, LONG_MAX)
@@ -190,14 +190,14 @@ def test_housekeeping_gathers_what_the_setting_says(log):
     first = next(iter(typed.segments.values()))
     log.root.context.state.write(lambda txn: segment_statistics.put(txn, typed, first, None))
 
-    results = log.maintain()
+    results = log.housekeeping.run()
 
     assert [result.topic for result in results["rebatch"]] == ["typed"]
     # The last batch of a producer stays.
     assert sizes(typed) == [2, 1]
     assert sizes(plain) == [1, 1, 1]
     assert segment_statistics.statistics_of(typed, next(iter(typed.segments.values()))).count == 3
-    assert log.maintain()["rebatch"] == []
+    assert log.housekeeping.run()["rebatch"] == []
 
 
 def test_optimize_gathers_the_active_segment_too(log):

@@ -1,5 +1,6 @@
 """Copies that are damaged: the damage of one disk does not spread, and nothing good is dropped."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ from support.replicas import Directories, assignment, bring_back, numbered, send
 
 from embedlog import errors
 from embedlog.config import MaintenanceConfig
+from embedlog.failures import Failures
 from embedlog.files import Files
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up, reassign
 from embedlog.replication import files as replicated_files
+from embedlog.replication import root as replicated_root
 from embedlog.replication.jobs import ReplicationJob
 
 
@@ -48,14 +51,14 @@ def test_a_damaged_copy_is_made_again_from_a_good_one(directories, log, of_leade
     damaged = isr[0] if of_leader else isr[1]
     flip(segment(directories, damaged, number=1), b"x-5")
 
-    (difference,) = log.verify(replicas=True)
+    (difference,) = log.housekeeping.verify(replicas=True)
     assert difference.copy == str(directories.path(damaged))
-    would = log.repair()
-    (message,) = log.repair(dry_run=False)
+    would = log.housekeeping.repair()
+    (message,) = log.housekeeping.repair(dry_run=False)
 
     assert would == [message]
     assert "the copy is made again" in message
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
     assert sorted(assignment(log, "t").isr) == [1, 2, 3]
     assert values(log, "t") == sent
     directories.assert_equal_copies("t")
@@ -70,13 +73,13 @@ def test_a_damaged_leader_is_mended_before_it_is_copied(directories, log):
     file = segment(directories, leader, number=1)
     good = flip(file, b"x-5")
 
-    log.reassign({TopicPartition("t", 0): [leader, free]})
+    log.replicas.reassign({TopicPartition("t", 0): [leader, free]})
     run_job(log)
 
     assert file.read_bytes() == good
     assert sorted(assignment(log, "t").replicas) == sorted([leader, free])
     assert values(log, "t") == numbered(b"x", 60)
-    assert log.verify(replicas=True) == log.verify() == []
+    assert log.housekeeping.verify(replicas=True) == log.housekeeping.verify() == []
 
 
 def test_the_only_copy_is_not_copied_while_it_is_damaged(directories, log):
@@ -92,14 +95,14 @@ def test_the_only_copy_is_not_copied_while_it_is_damaged(directories, log):
     }
 
     with pytest.raises(errors.CorruptionError, match="is not copied") as caught:
-        log.reassign(moves)
+        log.replicas.reassign(moves)
     assert caught.value.path == str(file)
     assert list(assignment(log, "u").replicas) == moves["u", 0]
-    assert log.repair(dry_run=False)
+    assert log.housekeeping.repair(dry_run=False)
     run_job(log)
 
     assert list(assignment(log, "t").replicas) == moves["t", 0]
-    assert log.verify(replicas=True) == log.verify() == []
+    assert log.housekeeping.verify(replicas=True) == log.housekeeping.verify() == []
 
 
 @pytest.mark.parametrize("of_both", [False, True])
@@ -117,13 +120,59 @@ def test_of_two_copies_that_differ_the_good_one_is_not_cut(directories, log, of_
     # Damage of its own before that is replaced by what the leader has.
     whole = flip(copy, b"first") if of_both else copy.read_bytes()
 
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     with pytest.raises(errors.CorruptionError, match="is not copied"):
         catch_up.replicate(log.root)
     assert copy.read_bytes() == whole
     file.write_bytes(good)
     assert catch_up.replicate(log.root) == 1
     assert copy.read_bytes() == good
+
+
+@pytest.mark.parametrize("has_follower", [False, True])
+def test_a_copy_does_not_join_without_a_file_that_the_leader_lacks(directories, log, has_follower):
+    """Another in-sync copy leads if it has the file, and is copied; or there is none to copy."""
+    count = 1 + has_follower
+    log.create_topic("t", replication_factor=count, config={"segment.bytes": 2000})
+    sent = numbered(b"x", 60)
+    send(log, "t", sent)
+    leader, *_ = isr = assignment(log, "t").isr
+    (new, *_) = {1, 2, 3} - {*isr}
+    segment(directories, leader, number=1).unlink()
+    reassign.begin(log.root, {TopicPartition("t", 0): [*isr, new]})
+
+    failures = Failures(logging.getLogger("embedlog.replication"))
+    for _ in range(4):
+        catch_up.replicate(log.root, failures=failures)
+        for each in set(assignment(log, "t").isr) - {leader}:
+            assert len(directories.copies("t")[each]) == len(log.root.partition("t", 0).segments)
+    if has_follower:
+        assert {*assignment(log, "t").isr} == {*isr, new}
+        assert values(log, "t") == sent
+        directories.assert_equal_copies("t", 3)
+    else:
+        (error,) = failures.errors.values()
+        assert "is not copied" in str(error)
+        assert log.housekeeping.repair(dry_run=False)
+        assert catch_up.replicate(log.root) == 1
+
+
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_a_file_that_the_leader_lacks_is_read_in_another_copy(directories, log, mode):
+    """H14: its directory stays online, and other partitions in it are not touched."""
+    log.create_topic("t", config={"segment.bytes": 2000})
+    sent = numbered(b"x", 60)
+    send(log, "t", sent)
+    leader = assignment(log, "t").leader
+    segment(directories, leader, number=1).unlink()
+
+    with directories.open(mode=mode) as other:
+        assert values(other, "t") == sent
+    assert log.root.controller.current().image.online == (1, 2, 3)
+    assert (leader in assignment(log, "t").isr) == (mode == "r")
+    assert values(log, "t") == sent
+    assert catch_up.replicate(log.root) == 1
+    directories.assert_equal_copies("t")
 
 
 def test_a_copy_that_has_what_is_damaged_at_the_leader_joins_and_repairs_it(directories, log):
@@ -140,7 +189,7 @@ def test_a_copy_that_has_what_is_damaged_at_the_leader_joins_and_repairs_it(dire
 
     assert bring_back(log) == [follower]
     assert set(assignment(log, "t").isr) == {leader, follower}
-    (message,) = log.repair(dry_run=False)
+    (message,) = log.housekeeping.repair(dry_run=False)
     assert "made again from a good one" in message
     assert values(log, "t") == [*sent, b"since"]
 
@@ -153,7 +202,7 @@ def test_what_a_copy_had_before_it_came_back_is_not_trusted_once_it_was_in_sync(
     _, follower = assignment(log, "t").isr
     directories.lose(log, follower)
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     assert catch_up.replicate(log.root) == 1
 
     flip(segment(directories, follower), b"x-1")
@@ -172,7 +221,7 @@ def test_a_damaged_partition_does_not_stop_the_others(directories, log, where):
     leader, lost = assignment(log, "t").isr
     directories.lose(log, lost)
     directories.replace(lost)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     good = flip(segment(directories, leader), where)
 
     assert run_job(log) == 1
@@ -196,14 +245,14 @@ def test_repair_makes_copies_although_another_partition_has_no_good_one(director
         bring_back(log)
     flip(segment(directories, assignment(log, "u").in_sync_followers[0], "u"), b"x-7")
 
-    copied, dropped = log.repair(dry_run=False)
+    copied, dropped = log.housekeeping.repair(dry_run=False)
 
     assert "made again" in copied
     assert "dropped" in dropped
     assert values(log, "t") == [*numbered(b"x", 20), b"kept"]
     assert values(log, "u") == numbered(b"x", 20)
     catch_up.replicate(log.root)
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
 
 
 def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompared(
@@ -230,6 +279,28 @@ def test_after_a_power_cut_damage_of_one_partition_leaves_no_other_one_uncompare
         assert values(log, "t") == numbered(b"x", 9)
 
 
+@pytest.mark.parametrize("kept", [0, 8])
+@pytest.mark.parametrize("role", [0, 1])
+def test_an_end_mark_that_a_power_cut_took_from_one_copy_is_written_again(
+    tmp_path, monkeypatch, role, kept
+):
+    """A roll does not flush it, although all batches before it may have been flushed."""
+    directories = Directories(tmp_path)
+    with directories.open(durability="fsync") as log:
+        log.create_topic("t", config={"segment.bytes": 2000}, replication_factor=2)
+        send(log, "t", numbered(b"x", 60))
+        isr = assignment(log, "t").isr
+    copy = segment(directories, isr[role])
+    good = copy.read_bytes()
+    copy.write_bytes(good[:-8] + bytes(kept))
+    monkeypatch.setattr(Files, "boot_id", lambda _: "another")
+
+    with directories.open() as log:
+        assert log.housekeeping.verify(replicas=True) == []
+        assert copy.read_bytes() == good
+        assert assignment(log, "t").isr == isr
+
+
 @pytest.mark.parametrize("rebooted", [False, True])
 @pytest.mark.parametrize("where", ["t", b"x-4"])
 def test_a_program_that_may_only_read_reads_around_damage_and_names_it(
@@ -250,7 +321,7 @@ def test_a_program_that_may_only_read_reads_around_damage_and_names_it(
 
     with directories.open(mode="r") as log:
         assert values(log, "t") == numbered(b"x", 9)
-        (difference,) = log.verify(replicas=True)
+        (difference,) = log.housekeeping.verify(replicas=True)
         assert difference.copy == str(directories.path(leader))
     assert file.read_bytes() == damaged
 
@@ -276,5 +347,32 @@ def test_a_file_of_a_topic_that_is_deleted_at_that_moment_is_not_created(
         with pytest.raises(errors.UnknownTopicOrPartitionError, match="just deleted"):
             log.root.context.files.open(path, write=True)
 
-        another.maintain()
+        another.housekeeping.run()
     assert [*directories.path(follower).glob("topics/*")] == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("directory", [1, 2])
+def test_a_directory_whose_databases_are_damaged_gets_those_of_the_others(
+    tmp_path, directory, damage
+):
+    """Also if the copy of `state` from the last close is damaged; its segments are kept."""
+    directories = Directories(tmp_path)
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"x"])
+    for file in directories.path(directory).glob("state*/data.mdb"):
+        if damage == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(b"x" * file.stat().st_size)
+    with directories.open() as log:
+        send(log, "t", [b"y"])
+        assert bring_back(log) == [directory]
+        assert [each.online for each in log.replicas] == [True] * 3
+        assert sorted(assignment(log, "t").isr) == [1, 2, 3]
+        assert log.housekeeping.verify(replicas=True) == []
+        assert values(log, "t") == [b"x", b"y"]
+    with directories.open() as log:
+        assert [each.online for each in log.replicas] == [True] * 3
+        directories.assert_equal_copies("t")

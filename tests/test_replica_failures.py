@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 
 import lmdb
 import pytest
@@ -18,13 +19,13 @@ from embedlog import catalog, errors, kv
 from embedlog.files import Files
 from embedlog.files.reserve import Reserve
 from embedlog.partition import leader_epochs, uncommitted_files
-from embedlog.partition import recovery as partition_recovery
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, reassign, recovery, root
+from embedlog.replication import catch_up, reassign, root
+from embedlog.replication import root as replicated_root
 from embedlog.replication.catch_up import ReplicaCopy
+from embedlog.replication.mend import verify_copies
 from embedlog.replication.metadata import METADATA_VERSION
-from embedlog.replication.verify_copies import verify_copies
 from embedlog.retention.retain import delete_records
 
 
@@ -264,6 +265,38 @@ def test_no_database_is_ahead_of_the_one_that_is_read(directories, log, monkeypa
     bring_back(log)
 
 
+def test_a_directory_that_is_missing_while_an_epoch_was_noted_that_never_comes(directories):
+    """Its process was killed before it wrote it; the next one to open the log does not wait."""
+    with directories.open() as log:
+        log.create_topic("t")
+        for directory in log.root.controller.online:
+            directory.note_epoch(log.root.controller.epoch + 5)
+    directories.take(1)
+
+    with directories.open() as log:
+        send(log, "t", [b"a"])
+        assert [each.online for each in log.replicas] == [False, True, True]
+
+
+def test_what_the_database_that_is_read_from_now_on_lacks_is_not_truncated(directories, log):
+    """It failed in the last commit, and the one that was read before has failed since."""
+    log.create_topic("t", replicas=[(1, 2, 3)])
+    send(log, "t", [b"a"])
+    second = log.root.controller.directories[2].live
+    rows = second.read(lambda txn: list(txn.cursor()))
+    send(log, "t", [b"b"])
+    second.write(partial(kv.replace_rows, rows))
+    directories.lose(log, 1)
+    assert log.root.controller.directory.id == 2
+
+    send(log, "t", [b"c"])
+
+    assert values(log, "t") == [b"a", b"b", b"c"]
+    directories.put_back(1)
+    bring_back(log)
+    check_equal(directories, log, "t")
+
+
 def test_a_wake_page_on_a_broken_disk_is_that_of_another_directory(directories, log):
     """Also if the first use of the page finds out that the disk is broken."""
     log.create_topic("t")
@@ -309,7 +342,7 @@ def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(
         joined.extend(bring_back(log))
 
     monkeypatch.setattr(Replacement, "_seal", join_after)
-    log.compact("t", force=True)
+    log.housekeeping.compact("t", force=True)
 
     assert joined == [follower]
     check_equal(directories, log, "t")
@@ -362,17 +395,17 @@ def test_a_copy_with_another_history_leads_after_a_removal_with_what_it_shares(
     directories.lose(log, first)
     send(log, "t", [b"of 2", b"of 2"])
     directories.put_back(first)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, second)
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
     send(log, "t", [b"of 1"])
     directories.put_back(second)
     if came_back:
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
     directories.lose(log, first)
 
-    log.remove_replica(str(directories.path(first)), force=True)
-    recovery.try_bring_back(log.root)
+    log.replicas.remove(str(directories.path(first)), force=True)
+    replicated_root.try_bring_back(log.root)
 
     assert assignment(log, "t").leader == second
     assert values(log, "t") == [b"shared"]
@@ -389,12 +422,12 @@ def test_a_leader_that_was_not_in_sync_has_no_files_of_deleted_segments(director
     directories.lose(log, follower)
     send(log, "t", [b"more"])
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     delete_records(log.root.partition("t", 0), 10)
     before = directories.copies("t")
     deleted = before[follower].keys() - before[leader].keys()
     directories.lose(log, leader)
-    log.elect_leaders(election="unclean")
+    log.replicas.elect_leaders(election="unclean")
 
     assert values(log, "t")[-1] == b"19"
     assert deleted
@@ -411,7 +444,7 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(
     directories.lose(log, behind)
     send(log, "t", [b"of 1"] * 5, acks=1)
     directories.put_back(behind)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     lost = []
 
     def fail_over(_: int) -> None:
@@ -470,8 +503,8 @@ def test_a_publication_that_was_undone_does_not_come_back_in_one_partition(
 
     def undo() -> None:
         log = directories.open().root.partition("t", 1)
-        with log.locked():
-            partition_recovery.tail_locked(log)
+        with log.owned():
+            pass
 
     assert forks.was_killed(publish_half)
     forks.call(undo)
@@ -617,9 +650,9 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
 
     def fail_over(leader, to):
         directories.put_back(to)
-        recovery.try_bring_back(log.root)
+        replicated_root.try_bring_back(log.root)
         directories.lose(log, leader)
-        log.elect_leaders(election="unclean")
+        log.replicas.elect_leaders(election="unclean")
         assert assignment(log, "t").leader == to
 
     directories.lose(log, second)
@@ -641,7 +674,7 @@ def test_a_reader_returns_nothing_of_a_new_leader_that_is_cut_next(directories, 
     directories.put_back(second)
     bring_back(log)
     assert sorted(assignment(log, "t").isr) == sorted([first, second])
-    assert log.verify(replicas=True) == []
+    assert log.housekeeping.verify(replicas=True) == []
 
 
 def test_a_process_does_not_wait_for_itself_when_a_directory_is_lost_while_it_deletes_records(
@@ -709,7 +742,7 @@ def test_a_copy_that_is_moved_away_as_it_joins_is_removed(directories, log, monk
     send(log, "t", [b"x"])
     directories.lose(log, 3)
     directories.put_back(3)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     join = ReplicaCopy.join
 
     def move_away(copy):

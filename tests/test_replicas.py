@@ -11,9 +11,12 @@ from support.replicas import Directories, assignment, bring_back, notice, number
 
 import embedlog
 from embedlog import errors
+from embedlog.files import Files
 from embedlog.kafka import confluent
 from embedlog.record import TopicPartition
-from embedlog.replication import catch_up, reassign, recovery, unclean_election
+from embedlog.replication import catch_up, reassign
+from embedlog.replication import root as replicated_root
+from embedlog.root.startup import CLEAN_FILE
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def test_a_log_in_one_directory_gets_others(tmp_path):
         assert assignment(log, "old").replicas == (1,)
         assert sorted(assignment(log, "new").replicas) == [1, 2]
         assert values(log, "old") == [b"x"]
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -69,14 +72,14 @@ def test_a_log_that_was_begun_in_the_place_of_a_directory_is_not_overwritten(
             assert not (directories.path(2) / ".probe").exists()
             send(stranger, "precious", [b"2"])
     assert bring_back(log) == []
-    (lost,) = [each for each in log.replicas() if not each.online]
+    (lost,) = [each for each in log.replicas if not each.online]
     assert (lost.id, "another log is there" in lost.reason) == (2, True)
 
     with directories.alone(2) as stranger:
         assert stranger.topics() == ["precious"]
         assert values(stranger, "precious") == ([b"1", b"2"] if is_open else [b"1"])
     with directories.open() as again:
-        assert recovery.try_bring_back(again.root) == []
+        assert replicated_root.try_bring_back(again.root) == []
 
     shutil.rmtree(directories.path(2))
     directories.put_back(2)
@@ -94,11 +97,11 @@ def test_a_directory_of_another_log_in_the_place_of_one_is_offline(directories, 
     shutil.copytree(tmp_path / "b", directories.path(3))
 
     with embedlog.open(directories.path(1), maintenance=False) as found:
-        assert [each.id for each in found.replicas() if each.online] == [1, 2]
+        assert [each.id for each in found.replicas if each.online] == [1, 2]
         assert values(found, "t") == [b"x"]
-        assert recovery.try_bring_back(found.root) == []
-        found.remove_replica(directories.path(3), force=True)
-        assert [each.id for each in found.replicas()] == [1, 2]
+        assert replicated_root.try_bring_back(found.root) == []
+        found.replicas.remove(directories.path(3), force=True)
+        assert [each.id for each in found.replicas] == [1, 2]
     assert (directories.path(3) / "topics").exists()
     with pytest.raises(errors.NotALogError, match="belong to different logs"):
         directories.open()
@@ -109,9 +112,38 @@ def test_a_closed_log_says_so(directories):
     """As one in a single directory does."""
     log = directories.open()
     log.close()
-    for call in (log.topics, log.verify, log.replicas, log.elect_leaders, log.reassign):
+    for call in (
+        log.topics,
+        log.housekeeping.verify,
+        lambda: list(log.replicas),
+        log.replicas.elect_leaders,
+        log.replicas.reassign,
+    ):
         with pytest.raises(errors.ClosedError):
             call()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_opens_a_log_while_the_last_process_closes_it_checks_it_as_the_first(
+    directories, monkeypatch, count
+):
+    """Otherwise the mark of the clean close would stay, and count after the next kill."""
+    log = embedlog.open(directories.paths[:count], maintenance=False)
+    log.create_topic("t", replication_factor=count)
+    close_all, opened = Files.close_all, []
+
+    def open_first(files):
+        monkeypatch.undo()
+        opened.append(embedlog.open(directories.paths[:count], maintenance=False, lock_timeout=5))
+        assert not list(directories.path(1).parent.parent.glob(f"*/log/{CLEAN_FILE}"))
+        close_all(files)
+
+    monkeypatch.setattr(Files, "close_all", open_first)
+    log.close()
+    (other,) = opened
+    send(other, "t", [b"x"])
+    other.close()
+    assert len(list(directories.path(1).parent.parent.glob(f"*/log/{CLEAN_FILE}"))) == count
 
 
 def test_a_log_that_was_moved_as_a_whole_is_closed(directories, caplog):
@@ -124,8 +156,8 @@ def test_a_log_that_was_moved_as_a_whole_is_closed(directories, caplog):
     assert "moved while it was open" in caplog.text
     moved = [directories.aside(number) for number in (1, 2, 3)]
     with embedlog.open(moved, maintenance=False) as log:
-        assert all(each.online for each in log.replicas())
-        assert log.verify() == []
+        assert all(each.online for each in log.replicas)
+        assert log.housekeeping.verify() == []
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -136,29 +168,29 @@ def test_a_log_closes_without_a_directory_that_was_lost(directories, lost):
         send(log, "t", [b"x"])
         directories.take(lost)
     with directories.open() as log:
-        assert [each.id for each in log.replicas() if not each.online] == [lost]
+        assert [each.id for each in log.replicas if not each.online] == [lost]
         assert log.root.startup_report == []
         assert values(log, "t") == [b"x"]
         directories.put_back(lost)
         assert bring_back(log) == [lost]
-        assert log.verify(replicas=True) == []
+        assert log.housekeeping.verify(replicas=True) == []
 
 
 def test_no_directory_is_inside_another_one(directories, log, tmp_path):
     """Nothing is created."""
     for inner in (directories.path(1) / "sub", directories.path(2) / "topics" / "t-9"):
         with pytest.raises(errors.NotALogError, match=f"inside {inner.parents[-1]}"):
-            log.add_replica(inner)
+            log.replicas.add(inner)
         assert not inner.exists()
     with pytest.raises(errors.NotALogError, match="inside"):
-        log.add_replica(directories.path(3).parent)
+        log.replicas.add(directories.path(3).parent)
     for paths in ([tmp_path / "a", tmp_path / "a/b"], [tmp_path / "a/b", tmp_path / "a"]):
         with pytest.raises(errors.NotALogError, match="inside"):
             embedlog.open(paths)
     assert not (tmp_path / "a").exists()
     beside = [tmp_path / "a", tmp_path / "a-2", tmp_path / "a.b"]
     with embedlog.open(beside, maintenance=False) as three:
-        assert len(three.replicas()) == 3
+        assert len(three.replicas) == 3
 
 
 def test_two_logs_are_not_one(tmp_path):
@@ -233,9 +265,9 @@ def test_all_in_sync_copies_are_equal_byte_for_byte(directories, log):
     for number in range(50):
         transactional.produce("t", b"in a transaction", b"%d" % number)
     transactional.commit_transaction()
-    log.compact("c", force=True)
+    log.housekeeping.compact("c", force=True)
     log.delete_records({TopicPartition("t", 0): 10})
-    log.maintain()
+    log.housekeeping.run()
 
     for topic in ("t", "c"):
         directories.assert_equal_copies(topic)
@@ -253,7 +285,7 @@ def test_a_log_in_one_directory_has_no_copies(tmp_path):
     """The error says how to get some."""
     with (
         embedlog.open(tmp_path / "log", maintenance=False) as log,
-        pytest.raises(errors.InvalidReplicationFactorError, match="add_replica"),
+        pytest.raises(errors.InvalidReplicationFactorError, match=r"replicas\.add"),
     ):
         log.create_topic("t", replication_factor=2)
 
@@ -336,7 +368,7 @@ def test_the_only_copy_is_not_replaced_by_an_empty_disk(directories):
         assert assignment(log, "t", 0).leader is None
         with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
             log.partition("t", 0).reader(0)
-        assert log.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
+        assert log.replicas.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
         assert log.partition("t", 0).end_offset() == 0
 
 
@@ -355,9 +387,9 @@ def test_the_only_copy_is_whole_after_its_databases_were_damaged(directories):
 
         with pytest.raises(errors.ReplicaNotAvailableError, match="lost"):
             values(log, "t")
-        assert log.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
+        assert log.replicas.elect_leaders(election="unclean") == [TopicPartition("t", 0)]
         assert values(log, "t") == numbered(b"x", 30)
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_the_only_copy_leads_again_when_it_comes_back(directories, log):
@@ -415,7 +447,7 @@ def test_of_two_directories_one_goes_on(tmp_path):
     with directories.open() as log:
         bring_back(log)
         assert values(log, "t") == [b"x", b"y"]
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
     for lost in (1, 2):
         directories.take(lost)
         with embedlog.open(directories.path(3 - lost), maintenance=False) as log:
@@ -503,9 +535,9 @@ def test_a_leader_that_was_not_in_sync_truncates(directories, log):
     send(log, "t", numbered(b"one", 10))
     reader_epoch = log.partition("t", 0).tail().leader_epoch
     directories.put_back(follower)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, leader)
-    assert unclean_election.elect_unclean(log.root, [TopicPartition("t", 0)])
+    assert reassign.elect_unclean(log.root, [TopicPartition("t", 0)])
 
     assert values(log, "t") == [b"all"]
     assert send(log, "t", [b"next"])[0].offset == 1
@@ -633,4 +665,4 @@ def test_a_log_closes_although_a_partition_is_offline(directories, caplog):
     with directories.open() as log:
         bring_back(log)
         assert values(log, "t1") == values(log, "t2") == [b"x"]
-        assert TopicPartition("t2", 0) in log.group("g").lag()
+        assert TopicPartition("t2", 0) in log.groups["g"].lag()

@@ -28,9 +28,11 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files.paths import FORMAT_FILE
-from embedlog.replication import catch_up, jobs, reassign, recovery
+from embedlog.replication import catch_up, jobs, reassign
+from embedlog.replication import root as replicated_root
 from embedlog.replication.controller import Controller
 from embedlog.replication.metadata import MetadataImage
+from embedlog.root import root as root_module
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +70,9 @@ def plug_in(path):
 
 def bring_back(log):
     """Run the housekeeping until directories that work are online and have caught up."""
-    log.maintain()
+    log.housekeeping.run()
     time.sleep(jobs.RETRY_SECONDS + 0.05)
-    log.maintain()
+    log.housekeeping.run()
 
 
 def placements(log, topic="flights"):
@@ -82,7 +84,7 @@ def all_at(*replicas, topic="flights", partitions=3):
 
 
 def healthy(log):
-    return log.verify() == [] and log.verify(replicas=True) == []
+    return log.housekeeping.verify() == [] and log.housekeeping.verify(replicas=True) == []
 
 
 def leave_isr(log):
@@ -102,7 +104,7 @@ def test_directories_are_listed_with_leaders_copies_sizes_and_lags(tmp_path):
     with open_log(disks(tmp_path), racks={tmp_path / "disk2": "b"}) as log:
         log.create_topic("flights", 3, replication_factor=2)
         fill(log)
-        directories = log.replicas()
+        directories = log.replicas
         assert [each.id for each in directories] == [1, 2, 3]
         assert [each.rack for each in directories] == [None, "b", None]
         everywhere = [number for part in placements(log).values() for number in part]
@@ -113,24 +115,24 @@ def test_directories_are_listed_with_leaders_copies_sizes_and_lags(tmp_path):
         assert all(each.bytes > 1000 and each.lag_bytes == 0 for each in directories)
         leave_isr(log)
         fill(log)
-        assert sum(each.lag_bytes for each in log.replicas()) > 1000
-        text = repr(log.replicas())
+        assert sum(each.lag_bytes for each in log.replicas) > 1000
+        text = repr(log.replicas)
         assert "3 of 3 directories online" in text
         assert disks(tmp_path)[2] in text
-        assert "<th>in sync</th>" in log.replicas()._repr_html_()
+        assert "<th>in sync</th>" in log.replicas._repr_html_()
 
 
 def test_a_log_in_one_directory_is_listed_as_its_only_one(tmp_path):
     """Programs need not ask whether a log has replicas."""
     with open_log(tmp_path / "log") as log:
         log.create_topic("flights", 2)
-        (directory,) = log.replicas()
+        (directory,) = log.replicas
         assert (directory.id, directory.leaders, directory.in_sync) == (1, 2, 2)
         assert placements(log) == {0: [1], 1: [1]}
-        assert log.verify(replicas=True) == []
-        assert log.elect_leaders() == []
+        assert log.housekeeping.verify(replicas=True) == []
+        assert log.replicas.elect_leaders() == []
         with pytest.raises(IllegalStateError, match="has one directory"):
-            log.reassign()
+            log.replicas.reassign()
 
 
 @pytest.mark.parametrize(
@@ -141,8 +143,8 @@ def test_partitions_are_a_list_of_them(tmp_path, partitions):
     with open_log(disks(tmp_path, 1)) as log:
         log.create_topic("flights", 2)
         with pytest.raises(InvalidPartitionError, match=r"such as .*TopicPartition\("):
-            log.elect_leaders(partitions)
-        log.elect_leaders([TopicPartition("flights", 0), ("flights", 1)])
+            log.replicas.elect_leaders(partitions)
+        log.replicas.elect_leaders([TopicPartition("flights", 0), ("flights", 1)])
 
 
 def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(tmp_path):
@@ -156,7 +158,7 @@ def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(t
     unplug(paths[1])
     unplug(paths[2])
     with open_log(paths[0], mode="r") as log:
-        directories = log.replicas()
+        directories = log.replicas
         assert [each.online for each in directories] == [True, False, False]
         assert "directory" in directories[1].reason
         assert "1 of 3 directories online" in repr(log)
@@ -177,16 +179,20 @@ def test_an_offline_directory_is_listed_with_its_reason_and_what_has_no_leader(t
 
 
 def test_a_log_in_one_directory_gets_a_second_one_while_it_is_open(tmp_path):
-    """The handle goes on with both; what was written stays, and moves when it is told to."""
+    """What was written stays, and views of topics and groups from before use both."""
     first, second = disks(tmp_path, 2)
     with open_log(first) as log:
-        log.create_topic("flights", 3)
+        topic, group = log.create_topic("flights", 3), log.groups["g"]
+        housekeeping, replicas, root = log.housekeeping, log.replicas, log.root
         fill(log)
-        assert log.add_replica(second, rack="b") == 2
-        assert [each.rack for each in log.replicas()] == [None, "b"]
+        assert log.replicas.add(second, rack="b") == 2
+        assert [each.rack for each in log.replicas] == [None, "b"]
         assert values(log) == list(range(100))
+        assert (len(topic), len(replicas), log.root) == (100, 2, root)
+        assert group.reset_offsets("earliest", topics="flights", dry_run=False)
+        assert housekeeping.run()["offsets"] == 0
         assert placements(log) == {0: [1], 1: [1], 2: [1]}
-        log.reassign(all_at(1, 2))
+        log.replicas.reassign(all_at(1, 2))
         assert placements(log) == {0: [1, 2], 1: [1, 2], 2: [1, 2]}
         assert healthy(log)
     unplug(first)
@@ -200,16 +206,17 @@ def test_a_second_directory_is_refused_while_others_know_only_the_first(tmp_path
     with open_log(first, lock_timeout=0.2) as log, open_log(first) as other:
         log.create_topic("flights")
         with pytest.raises(LockTimeoutError, match="Other processes have the log open"):
-            log.add_replica(second)
+            log.replicas.add(second)
         assert not log.root.replicated
+        assert log.housekeeping.run()["retention"] == []
         fill(other, count=10)
         assert values(log) == list(range(10))
     with open_log(first) as log:
         producer = log.producer()
         with pytest.raises(IllegalStateError, match="producers or consumers"):
-            log.add_replica(second)
+            log.replicas.add(second)
         producer.close()
-        assert log.add_replica(second) == 2
+        assert log.replicas.add(second) == 2
 
 
 def test_a_directory_with_other_contents_is_not_added(tmp_path):
@@ -226,11 +233,11 @@ def test_a_directory_with_other_contents_is_not_added(tmp_path):
             (files, NotALogError),
         ):
             with pytest.raises(error):
-                log.add_replica(path)
-        assert [each.path for each in log.replicas()] == paths
+                log.replicas.add(path)
+        assert [each.path for each in log.replicas] == paths
         assert os.listdir(files) == ["thesis.tex"]
         with open_log(paths[0], mode="r") as reader, pytest.raises(ReadOnlyError):
-            reader.add_replica(tmp_path / "more")
+            reader.replicas.add(tmp_path / "more")
 
 
 def test_directories_can_be_written_into_the_file_of_a_log(tmp_path):
@@ -245,10 +252,10 @@ def test_directories_can_be_written_into_the_file_of_a_log(tmp_path):
         assert values(log) == list(range(100))
         assert not log.root.replicated
     with open_log(first) as log:
-        assert [each.path for each in log.replicas()] == [first, second, third]
+        assert [each.path for each in log.replicas] == [first, second, third]
         assert values(log) == list(range(100))
     with open_log(third) as log:
-        assert len(log.replicas()) == 3
+        assert len(log.replicas) == 3
 
 
 def test_a_list_of_directories_that_is_no_list_of_texts_is_refused(tmp_path):
@@ -263,10 +270,10 @@ def test_a_list_of_directories_that_is_no_list_of_texts_is_refused(tmp_path):
 
 def test_directories_that_were_to_be_added_are_added_by_the_next_process(tmp_path, monkeypatch):
     """A process that is killed between two of them does not lose the rest of the list."""
-    from embedlog.replication import recovery
+    from embedlog.replication import root as replicated_root
 
     first, second, third = disks(tmp_path)
-    add_directory, calls = recovery.add_directory, []
+    add_directory, calls = replicated_root.add_directory, []
 
     def killed(root, path, rack=None):
         calls.append(path)
@@ -274,23 +281,23 @@ def test_directories_that_were_to_be_added_are_added_by_the_next_process(tmp_pat
             raise KeyboardInterrupt
         return add_directory(root, path, rack)
 
-    monkeypatch.setattr(recovery, "add_directory", killed)
+    monkeypatch.setattr(replicated_root, "add_directory", killed)
     with pytest.raises(KeyboardInterrupt):
         open_log([first, second, third])
     monkeypatch.undo()
     with open_log(first) as log:
-        assert [each.path for each in log.replicas()] == [first, second, third]
+        assert [each.path for each in log.replicas] == [first, second, third]
 
 
 def test_racks_are_those_of_the_last_open_that_named_them(tmp_path):
     """As Kafka's broker.rack, which a broker brings along when it starts."""
     paths = disks(tmp_path, 2)
     with open_log(paths, racks={paths[0]: "a", paths[1]: "b"}) as log:
-        assert [each.rack for each in log.replicas()] == ["a", "b"]
+        assert [each.rack for each in log.replicas] == ["a", "b"]
     with open_log(paths[0]) as log:
-        assert [each.rack for each in log.replicas()] == ["a", "b"]
+        assert [each.rack for each in log.replicas] == ["a", "b"]
     with open_log(paths[0], racks={paths[1]: "c"}) as log:
-        assert [each.rack for each in log.replicas()] == ["a", "c"]
+        assert [each.rack for each in log.replicas] == ["a", "c"]
 
 
 # Reassignments
@@ -301,18 +308,18 @@ def test_a_plan_makes_copies_even_and_changes_nothing_yet(tmp_path):
     paths = disks(tmp_path, 2)
     with open_log(paths) as log:
         log.create_topic("flights", 4, replication_factor=1)
-        log.reassign(all_at(1, partitions=4))
+        log.replicas.reassign(all_at(1, partitions=4))
         fill(log)
-        plan = log.reassign(dry_run=True)
+        plan = log.replicas.reassign(dry_run=True)
         assert plan.dry_run
         assert [move.after for move in plan.values()] == [(2,), (2,)]
         assert placements(log) == {number: [1] for number in range(4)}
         assert "dry run" in repr(plan)
-        done = log.reassign()
+        done = log.replicas.reassign()
         assert dict(done) == dict(plan)
-        assert [each.replicas for each in log.replicas()] == [2, 2]
-        assert log.reassign() == {}
-        assert repr(log.reassign()) == "Reassignment: nothing to move"
+        assert [each.replicas for each in log.replicas] == [2, 2]
+        assert log.replicas.reassign() == {}
+        assert repr(log.replicas.reassign()) == "Reassignment: nothing to move"
         assert healthy(log)
         assert values(log) == list(range(100))
 
@@ -322,10 +329,10 @@ def test_moved_copies_are_deleted_where_they_were(tmp_path):
     paths = disks(tmp_path, 2)
     with open_log(paths) as log:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         fill(log)
-        log.reassign(all_at(2, partitions=1))
-        sizes = [each.bytes for each in log.replicas()]
+        log.replicas.reassign(all_at(2, partitions=1))
+        sizes = [each.bytes for each in log.replicas]
         assert sizes[0] == 0
         assert sizes[1] > 1000
 
@@ -335,13 +342,13 @@ def test_a_reassignment_reports_its_progress_and_keeps_to_its_throttle(tmp_path)
     paths = disks(tmp_path, 2)
     with open_log(paths) as log:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         with log.producer() as producer:
             for _ in range(20):
                 producer.send("flights", value=os.urandom(100_000))
         seen = []
         began = time.monotonic()
-        log.reassign(
+        log.replicas.reassign(
             all_at(1, 2, partitions=1), throttle=4e6, progress=lambda *args: seen.append(args)
         )
         assert time.monotonic() - began > 0.3  # Never faster than the limit.
@@ -350,7 +357,7 @@ def test_a_reassignment_reports_its_progress_and_keeps_to_its_throttle(tmp_path)
         assert total > 2_000_000
         for throttle in (0, -1):
             with pytest.raises(InvalidConfigError, match="throttle must be more than 0"):
-                log.reassign(throttle=throttle)
+                log.replicas.reassign(throttle=throttle)
 
 
 def test_bad_moves_are_refused_before_anything_moves(tmp_path):
@@ -360,11 +367,11 @@ def test_bad_moves_are_refused_before_anything_moves(tmp_path):
         before = placements(log)
         for replicas in ((1, 9), (1, 1), ()):
             with pytest.raises(InvalidReplicationAssignmentError):
-                log.reassign({**all_at(1), TopicPartition("flights", 2): replicas})
+                log.replicas.reassign({**all_at(1), TopicPartition("flights", 2): replicas})
         with pytest.raises(UnknownTopicOrPartitionError):
-            log.reassign({TopicPartition("flights", 3): (1,)})
+            log.replicas.reassign({TopicPartition("flights", 3): (1,)})
         with pytest.raises(UnknownTopicOrPartitionError):
-            log.reassign({TopicPartition("fleet", 0): (1,)})
+            log.replicas.reassign({TopicPartition("fleet", 0): (1,)})
         assert placements(log) == before
 
 
@@ -373,16 +380,16 @@ def test_a_move_to_a_directory_that_is_offline_waits_and_can_be_cancelled(tmp_pa
     paths = disks(tmp_path)
     with open_log(paths) as log:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         fill(log)
         unplug(paths[2])
         log.root.controller.take_offline({3: OSError("unplugged")})
-        result = log.reassign(all_at(3, partitions=1))
+        result = log.replicas.reassign(all_at(3, partitions=1))
         assert result.pending == (TopicPartition("flights", 0),)
         assert "wait for a directory" in repr(result)
-        assert log.cancel_reassignment() == 1
+        assert log.replicas.cancel_reassignment() == 1
         assert placements(log) == {0: [1]}
-        assert log.reassign(all_at(3, partitions=1)).pending
+        assert log.replicas.reassign(all_at(3, partitions=1)).pending
         plug_in(paths[2])
     with open_log(paths) as log:
         bring_back(log)
@@ -396,7 +403,7 @@ def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
     paths = disks(tmp_path)
     with open_log(paths) as log:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         fill(log)
         partition = log.root.partition("flights", 0)
         directory = log.root.controller.directories[3]
@@ -405,7 +412,7 @@ def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
             assert reassign.begin(log.root, all_at(3, partitions=1)) == 1
 
             def cancel(_: int) -> None:
-                log.cancel_reassignment()
+                log.replicas.cancel_reassignment()
                 if again:
                     reassign.begin(log.root, all_at(3, partitions=1))
 
@@ -419,7 +426,7 @@ def test_a_move_that_is_cancelled_while_it_copies_leaves_nothing(tmp_path):
         assert not has_files()
         assert not copy_while(again=True)  # the cancelled one; this is another move
         assert has_files()
-        log.maintain()
+        log.housekeeping.run()
         assert values(log) == list(range(100))
         assert placements(log) == {0: [3]}
         assert healthy(log)
@@ -429,14 +436,14 @@ def test_a_move_that_is_cancelled_loses_nothing_although_a_new_copy_leads(tmp_pa
     """Also not what was sent with acks=1 while it led."""
     with open_log(disks(tmp_path)) as log:
         log.create_topic("flights", 1, replication_factor=2)
-        log.reassign(all_at(1, 2, partitions=1))
+        log.replicas.reassign(all_at(1, 2, partitions=1))
         fill(log, count=10)
         reassign.begin(log.root, all_at(3, 2, partitions=1))
         catch_up.replicate(log.root)
         assert reassign.elect_preferred(log.root)
         fill(log, count=10, first=10, acks=1)
 
-        assert log.cancel_reassignment() == 1
+        assert log.replicas.cancel_reassignment() == 1
 
         assert sorted(placements(log)[0]) == [1, 2]
         assert values(log) == list(range(20))
@@ -448,7 +455,7 @@ def test_nothing_is_moved_to_a_directory_that_is_removed_at_that_moment(tmp_path
     paths = disks(tmp_path)
     with open_log(paths) as log:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         check = reassign.check
 
         def remove_then(root, moves):
@@ -472,7 +479,7 @@ def test_a_directory_that_was_just_removed_does_not_come_back(tmp_path):
         log.root.controller.take_offline({3: OSError("unplugged")})
         reassign.remove_directories(log.root, [3], force=True)
 
-        assert not recovery.bring_back(log.root, 3)
+        assert not replicated_root.bring_back(log.root, 3)
 
         assert len(log.root.controller.image.online) == 2
 
@@ -482,13 +489,13 @@ def test_files_of_a_cancelled_move_are_removed_when_the_disk_comes_back(tmp_path
     paths = disks(tmp_path)
     with open_log(paths) as log:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         fill(log)
         reassign.begin(log.root, all_at(1, 3, partitions=1))
         catch_up.replicate(log.root)
         unplug(paths[2])
         log.root.controller.take_offline({3: OSError("unplugged")})
-        assert log.cancel_reassignment() == 1
+        assert log.replicas.cancel_reassignment() == 1
         plug_in(paths[2])
         files = Path(paths[2]) / log.root.topic("flights").directory / "0"
         assert list(files.iterdir())
@@ -505,7 +512,7 @@ def test_housekeeping_finishes_a_reassignment_whose_process_was_killed(tmp_path)
         fill(log)
         moves = {TopicPartition("flights", number): (1, 2) for number in range(2)}
         assert reassign.begin(log.root, moves) == 2
-        log.maintain()
+        log.housekeeping.run()
         assert all(set(replicas) == {1, 2} for replicas in placements(log).values())
         assert healthy(log)
 
@@ -514,14 +521,14 @@ def test_housekeeping_leaves_new_copies_to_the_process_that_runs_a_reassignment(
     """Otherwise the throttle of the reassignment would mean nothing."""
     with open_log(disks(tmp_path, 2)) as log, open_log(disks(tmp_path, 2)) as other:
         log.create_topic("flights", 1, replication_factor=1)
-        log.reassign(all_at(1, partitions=1))
+        log.replicas.reassign(all_at(1, partitions=1))
         fill(log)
         with reassign.lock(other.root) as free:
             assert free
             reassign.begin(log.root, all_at(1, 2, partitions=1))
-            log.maintain()
+            log.housekeeping.run()
             assert log.describe_topic("flights")["partitions"][0]["isr"] == [1]
-        log.maintain()
+        log.housekeeping.run()
         assert log.describe_topic("flights")["partitions"][0]["isr"] == [1, 2]
 
 
@@ -546,14 +553,14 @@ def test_preferred_leaders_are_elected_by_hand(tmp_path):
         ]
         assert leaders(log) == [1, 1, 1, 1]
         moved = [TopicPartition("flights", n) for n, leader in enumerate(before) if leader == 2]
-        assert log.elect_leaders(moved[:1]) == moved[:1]
-        assert log.elect_leaders() == moved[1:]
+        assert log.replicas.elect_leaders(moved[:1]) == moved[:1]
+        assert log.replicas.elect_leaders() == moved[1:]
         assert leaders(log) == before
-        assert log.elect_leaders() == []
+        assert log.replicas.elect_leaders() == []
         with pytest.raises(UnknownTopicOrPartitionError):
-            log.elect_leaders([TopicPartition("flights", 4)])
+            log.replicas.elect_leaders([TopicPartition("flights", 4)])
         with pytest.raises(InvalidConfigError, match="preferred or unclean"):
-            log.elect_leaders(election="best")
+            log.replicas.elect_leaders(election="best")
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 30, 2_000])
@@ -562,7 +569,7 @@ def test_an_unclean_election_goes_on_with_what_the_survivor_has(tmp_path, segmen
     paths = disks(tmp_path, 5)
     with open_log(paths) as log:
         log.create_topic("flights", 1, {"segment.bytes": segment_bytes})
-        log.reassign(all_at(1, 3, partitions=1))
+        log.replicas.reassign(all_at(1, 3, partitions=1))
         fill(log, count=50)
         log.root.controller.take_offline({3: OSError("unplugged")})
         for first in range(50, 1000, 50):
@@ -570,11 +577,11 @@ def test_an_unclean_election_goes_on_with_what_the_survivor_has(tmp_path, segmen
     unplug(paths[0])
     with open_log(paths[1]) as log:
         bring_back(log)
-        assert log.replicas().leaderless == (TopicPartition("flights", 0),)
+        assert log.replicas.leaderless == (TopicPartition("flights", 0),)
         with pytest.raises(ReplicaNotAvailableError):
             values(log)
-        assert log.elect_leaders() == []
-        assert log.elect_leaders(election="unclean") == [TopicPartition("flights", 0)]
+        assert log.replicas.elect_leaders() == []
+        assert log.replicas.elect_leaders(election="unclean") == [TopicPartition("flights", 0)]
         assert values(log) == list(range(50))
         fill(log, count=10, first=50)
         assert values(log) == list(range(60))
@@ -594,8 +601,8 @@ def test_a_directory_is_removed_after_its_copies_have_moved(tmp_path):
     with open_log(paths) as log:
         log.create_topic("flights", 3, replication_factor=2)
         fill(log)
-        log.remove_replica(paths[0])
-        assert [each.id for each in log.replicas()] == [2, 3]
+        log.replicas.remove(paths[0])
+        assert [each.id for each in log.replicas] == [2, 3]
         assert all(len(replicas) == 2 for replicas in placements(log).values())
         assert os.listdir(paths[0]) == []
         assert values(log) == list(range(100))
@@ -603,7 +610,7 @@ def test_a_directory_is_removed_after_its_copies_have_moved(tmp_path):
         assert healthy(log)
     with open_log(paths[2]) as log:
         assert values(log) == list(range(200))
-        assert log.add_replica(paths[0]) == 4
+        assert log.replicas.add(paths[0]) == 4
 
 
 def test_topics_get_more_or_fewer_copies(tmp_path):
@@ -614,18 +621,18 @@ def test_topics_get_more_or_fewer_copies(tmp_path):
         log.create_topic("other")
         fill(log)
     with open_log(paths) as log:
-        planned = log.reassign(replication_factor={"flights": 2}, dry_run=True)
+        planned = log.replicas.reassign(replication_factor={"flights": 2}, dry_run=True)
         assert all(each == [1] for each in placements(log).values())
-        done = log.reassign(replication_factor={"flights": 2})
+        done = log.replicas.reassign(replication_factor={"flights": 2})
         assert dict(done) == dict(planned)
         assert all(len(each) == 2 for each in placements(log).values())
         assert len(placements(log, "other")[0]) == 1
-        assert sorted(each.replicas for each in log.replicas()) == [4, 4, 5]
-        assert log.reassign(replication_factor={"flights": 2}) == {}
-        log.reassign(replication_factor=3)
+        assert sorted(each.replicas for each in log.replicas) == [4, 4, 5]
+        assert log.replicas.reassign(replication_factor={"flights": 2}) == {}
+        log.replicas.reassign(replication_factor=3)
         assert all(sorted(each) == [1, 2, 3] for each in placements(log).values())
         assert sorted(placements(log, "other")[0]) == [1, 2, 3]
-        log.reassign(replication_factor=1)
+        log.replicas.reassign(replication_factor=1)
         assert all(len(each) == 1 for each in placements(log).values())
         assert values(log) == list(range(100))
         assert healthy(log)
@@ -639,14 +646,14 @@ def test_wrong_numbers_of_copies_change_nothing(tmp_path):
         before = placements(log)
         for factor in (0, 3, {"flights": 3}):
             with pytest.raises(InvalidReplicationFactorError, match="1 to 2 copies"):
-                log.reassign(replication_factor=factor)
+                log.replicas.reassign(replication_factor=factor)
         with pytest.raises(UnknownTopicOrPartitionError):
-            log.reassign(replication_factor={"nope": 1})
+            log.replicas.reassign(replication_factor={"nope": 1})
         with pytest.raises(InvalidConfigError, match="not both"):
-            log.reassign(all_at(1), replication_factor=1)
+            log.replicas.reassign(all_at(1), replication_factor=1)
         for wrong in (True, "2", 2.0, {"flights": None}):
             with pytest.raises(InvalidConfigError, match="must be an int"):
-                log.reassign(replication_factor=wrong)
+                log.replicas.reassign(replication_factor=wrong)
         assert placements(log) == before
 
 
@@ -656,13 +663,13 @@ def test_a_topic_with_a_copy_everywhere_has_one_less_after_a_removal(tmp_path):
     with open_log(paths) as log:
         log.create_topic("flights", 2, replication_factor=2)
         fill(log)
-        log.remove_replica(paths[0])
+        log.replicas.remove(paths[0])
         assert placements(log) == {0: [2], 1: [2]}
         assert values(log) == list(range(100))
         with pytest.raises(IllegalStateError, match="No directory that is online would be left"):
-            log.remove_replica(paths[1], force=True)
+            log.replicas.remove(paths[1], force=True)
         with pytest.raises(IllegalStateError, match="no such directory"):
-            log.remove_replica(tmp_path / "elsewhere")
+            log.replicas.remove(tmp_path / "elsewhere")
 
 
 def test_other_handles_go_on_after_a_removal(tmp_path):
@@ -672,11 +679,11 @@ def test_other_handles_go_on_after_a_removal(tmp_path):
         log.create_topic("flights", 3)
         with other.producer() as producer:
             producer.send("flights", value=b"0", partition=0).result()
-            log.remove_replica(paths[0])
+            log.replicas.remove(paths[0])
             for number in range(1, 30):
                 producer.send("flights", value=b"%d" % number, partition=number % 3).result()
         assert values(other) == list(range(30))
-        assert [each.id for each in other.replicas()] == [2, 3]
+        assert [each.id for each in other.replicas] == [2, 3]
         assert healthy(other)
 
 
@@ -688,11 +695,11 @@ def test_a_broken_disk_is_replaced_by_a_new_one(tmp_path):
         fill(log)
     shutil.rmtree(paths[1])
     with open_log(paths[0]) as log:
-        assert [each.online for each in log.replicas()] == [True, False, True]
-        log.add_replica(paths[3])
-        log.remove_replica(paths[1])
-        assert [each.online for each in log.replicas()] == [True, True, True]
-        assert [each.id for each in log.replicas()] == [1, 3, 4]
+        assert [each.online for each in log.replicas] == [True, False, True]
+        log.replicas.add(paths[3])
+        log.replicas.remove(paths[1])
+        assert [each.online for each in log.replicas] == [True, True, True]
+        assert [each.id for each in log.replicas] == [1, 3, 4]
         assert all(len(replicas) == 2 for replicas in placements(log).values())
         assert values(log) == list(range(100))
         assert healthy(log)
@@ -708,15 +715,15 @@ def test_the_only_copy_is_not_given_up_without_force(tmp_path):
         fill(log, "lonely")
     shutil.rmtree(paths[2])
     with open_log(paths[0]) as log:
-        (lost,) = log.replicas().leaderless
+        (lost,) = log.replicas.leaderless
         with pytest.raises(ReplicaNotAvailableError, match=f"no copy: lonely-{lost.partition}"):
-            log.remove_replica(paths[2])
-        assert len(log.replicas()) == 3
-        log.remove_replica(paths[2], force=True)
+            log.replicas.remove(paths[2])
+        assert len(log.replicas) == 3
+        log.replicas.remove(paths[2], force=True)
         with open_log(paths[0], mode="r") as reader:  # before anything is written
             kept = values(reader, "lonely")
-            assert reader.verify() == []
-        assert log.replicas().leaderless == ()
+            assert reader.housekeeping.verify() == []
+        assert log.replicas.leaderless == ()
         assert values(log) == list(range(100))
         assert values(log, "lonely") == kept
         assert kept == [n for n in range(100) if n % 3 != lost.partition]
@@ -734,8 +741,8 @@ def test_a_partition_that_is_locked_does_not_stop_a_removal(tmp_path):
         leader = log.partition("flights", 0).placement.leader
         with other.partition("flights", 0).locked():
             unplug(paths[leader - 1])
-            log.remove_replica(paths[leader - 1], force=True)
-        assert len(log.replicas()) == 2
+            log.replicas.remove(paths[leader - 1], force=True)
+        assert len(log.replicas) == 2
         assert values(other) == list(range(100))
 
 
@@ -751,9 +758,9 @@ def test_one_survivor_of_three_decides_alone_once_the_others_are_given_up(tmp_pa
         open_log(paths[0])
     with open_log(paths[0], mode="r") as log:
         with pytest.raises(ReadOnlyError):
-            log.remove_replica(paths[1])
-        log.remove_replica(paths[1], force=True)
-        assert [each.path for each in log.replicas()] == [paths[0], paths[2]]
+            log.replicas.remove(paths[1])
+        log.replicas.remove(paths[1], force=True)
+        assert [each.path for each in log.replicas] == [paths[0], paths[2]]
     with open_log(paths[0]) as log:
         fill(log, first=100)
         assert values(log) == list(range(200))
@@ -785,7 +792,7 @@ def test_directories_that_went_on_without_each_other_are_found_after_a_removal(t
     unplug(paths[2])
     plug_in(paths[0])
     with open_log(paths[0], mode="r") as log:
-        log.remove_replica(paths[1], paths[2], force=True)
+        log.replicas.remove(paths[1], paths[2], force=True)
     with open_log(paths[0]) as log:
         fill(log, first=200)
     plug_in(paths[1])
@@ -806,7 +813,7 @@ def test_a_running_program_goes_on_after_the_others_were_given_up(tmp_path):
         unplug(paths[2])
         with pytest.raises(NotEnoughReplicasError):
             log.root.controller.take_offline({2: OSError("gone"), 3: OSError("gone")})
-        log.remove_replica(paths[1], paths[2], force=True)
+        log.replicas.remove(paths[1], paths[2], force=True)
         fill(log, first=100)
         assert values(log) == list(range(200))
 
@@ -837,20 +844,20 @@ def test_a_removal_that_was_interrupted_is_done_or_can_be_repeated(tmp_path, mon
         else:
             patched.setattr(reassign.startup, "remove_tree", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            log.remove_replica(paths[0])
+            log.replicas.remove(paths[0])
         patched.undo()
     for path in paths[1:]:
         with open_log(path) as log:
-            ids = [each.id for each in log.replicas()]
+            ids = [each.id for each in log.replicas]
             assert ids == ([1, 2, 3] if step == "before" else [2, 3])
             assert values(log) == list(range(100))
             assert healthy(log)
     with open_log(paths[1]) as log:
         if step == "before":
-            log.remove_replica(paths[0])
+            log.replicas.remove(paths[0])
         fill(log, first=100)
         assert values(log) == list(range(200))
-        assert [each.id for each in log.replicas()] == [2, 3]
+        assert [each.id for each in log.replicas] == [2, 3]
 
 
 def test_a_topic_that_is_created_during_a_removal_keeps_no_copy_there(tmp_path, monkeypatch):
@@ -869,7 +876,7 @@ def test_a_topic_that_is_created_during_a_removal_keeps_no_copy_there(tmp_path, 
             return pending
 
         monkeypatch.setattr(reassign, "run", run_and_create)
-        log.remove_replica(paths[0])
+        log.replicas.remove(paths[0])
         assert 1 not in placements(log, "fleet")[0]
         assert values(log, "fleet") == list(range(100))
         assert healthy(log)
@@ -886,15 +893,15 @@ def test_a_byte_that_differs_in_a_copy_is_found_at_its_offset(tmp_path):
         for first in (0, 10, 20):
             fill(log, count=10, first=first)
         leader = log.describe_topic("flights")["partitions"][0]["leader"]
-        follower = next(each for each in log.replicas() if each.id != leader)
-        assert log.verify(replicas=True) == []
+        follower = next(each for each in log.replicas if each.id != leader)
+        assert log.housekeeping.verify(replicas=True) == []
         directory = next((tmp_path / os.path.basename(follower.path) / "topics").iterdir()) / "0"
         (segment,) = directory.glob("*.arrows")
         data = bytearray(segment.read_bytes())
         data[-9] ^= 1  # in the last batch
         segment.write_bytes(data)
-        assert log.verify() == []
-        (difference,) = log.verify(replicas=True)
+        assert log.housekeeping.verify() == []
+        (difference,) = log.housekeeping.verify(replicas=True)
         assert (difference.topic, difference.partition) == ("flights", 0)
         assert difference.copy == follower.path
         assert difference.offset == 20
@@ -907,10 +914,10 @@ def test_what_a_follower_does_not_have_yet_is_no_difference(tmp_path):
         fill(log)
         leave_isr(log)
         fill(log)
-        assert sum(each.lag_bytes for each in log.replicas()) > 0
-        assert log.verify(replicas=True) == []
-        log.maintain()
-        assert sum(each.lag_bytes for each in log.replicas()) == 0
+        assert sum(each.lag_bytes for each in log.replicas) > 0
+        assert log.housekeeping.verify(replicas=True) == []
+        log.housekeeping.run()
+        assert sum(each.lag_bytes for each in log.replicas) == 0
 
 
 # The metadata
@@ -946,10 +953,10 @@ def test_metrics_count_what_is_offline_and_what_has_too_few_copies(tmp_path):
             "isr-shrinks-total": 0,
             "isr-expands-total": 0,
         }
-        log.maintain()  # notes how things are
+        log.housekeeping.run()  # notes how things are
     unplug(paths[1])
     with open_log(paths) as log:
-        log.maintain()
+        log.housekeeping.run()
         metrics = log.metrics()
         manager, controller = (
             metrics[f"kafka.{name}"]
@@ -984,11 +991,11 @@ def test_what_happens_to_directories_and_copies_is_in_the_activity(tmp_path):
     with open_log(paths) as log:
         log.create_topic("flights", replicas=[(2, 3)])
         fill(log)
-        log.maintain()
+        log.housekeeping.run()
         assert events(log, 0) == []
     unplug(paths[1])
     with open_log(paths) as log:
-        log.maintain()
+        log.housekeeping.run()
         (offline, elected, isr) = events(log, 0)
         assert offline["kind"] == "offline"
         assert (offline["directory"], offline["path"]) == (2, paths[1])
@@ -1000,9 +1007,9 @@ def test_what_happens_to_directories_and_copies_is_in_the_activity(tmp_path):
         bring_back(log)
         assert [event["kind"] for event in events(log, seen)] == ["online", "isr"]
         seen = len(log["__activity"])
-        log.reassign(all_at(1, partitions=1))
-        log.remove_replica(paths[2])
-        log.maintain()
+        log.replicas.reassign(all_at(1, partitions=1))
+        log.replicas.remove(paths[2])
+        log.housekeeping.run()
         found = events(log, seen)
         assert {event["kind"] for event in found} == {"removed", "elected", "isr", "reassigned"}
         moved = next(event for event in found if event["kind"] == "reassigned")
@@ -1048,7 +1055,7 @@ def test_others_notice_a_change_whose_process_was_killed(tmp_path, moment):
         fill(log, first=100)
         assert values(log) == list(range(200))
         for _ in range(4):
-            log.maintain()
+            log.housekeeping.run()
         assert not controller.current().moved()
         assert log.describe_topic("flights")["partitions"][0]["isr"] == [1, 2, 3]
         assert healthy(log)
@@ -1061,7 +1068,7 @@ def cancelling(log, then=None):
     """Return a function for the progress of a reassignment: once, it cancels all of them."""
 
     def cancel(*_):
-        if log.cancel_reassignment() and then is not None:
+        if log.replicas.cancel_reassignment() and then is not None:
             then()
 
     return cancel
@@ -1077,13 +1084,13 @@ def test_a_move_that_another_process_undoes_is_not_done(tmp_path, what):
         moves = {TopicPartition("flights", number): (2,) for number in range(2)}
 
         def undo(*_):
-            other.cancel_reassignment([TopicPartition("flights", 0)])
+            other.replicas.cancel_reassignment([TopicPartition("flights", 0)])
             if what == "replace":
                 reassign.begin(other.root, {TopicPartition("flights", 0): (3,)})
             if what == "delete" and "flights" in other.topics():
                 other.delete_topic("flights")
 
-        result = log.reassign(moves, progress=undo)
+        result = log.replicas.reassign(moves, progress=undo)
 
         undone = list(moves) if what == "delete" else list(moves)[:1]
         assert list(result.superseded) == undone
@@ -1109,7 +1116,7 @@ def test_a_move_that_was_cancelled_and_begun_again_is_done(tmp_path):
         def begin_again():
             reassign.begin(other.root, target)
 
-        result = log.reassign(target, progress=cancelling(other, then=begin_again))
+        result = log.replicas.reassign(target, progress=cancelling(other, then=begin_again))
         assert (result.pending, result.superseded) == ((), ())
         assert "done" in result.title
         assert placements(log) == {0: [2]}
@@ -1122,10 +1129,10 @@ def test_a_removal_whose_moves_another_process_cancels_fails(tmp_path):
         log.create_topic("flights", replicas=[(1,)])
         fill(log)
         with pytest.raises(NotEnoughReplicasError, match="another process cancelled the moves"):
-            log.remove_replica(paths[0], progress=cancelling(other))
-        assert [each.id for each in log.replicas()] == [1, 2, 3]
+            log.replicas.remove(paths[0], progress=cancelling(other))
+        assert [each.id for each in log.replicas] == [1, 2, 3]
         assert placements(log) == {0: [1]}
-        log.remove_replica(paths[0])
+        log.replicas.remove(paths[0])
         assert values(log) == list(range(100))
 
 
@@ -1135,17 +1142,47 @@ def test_a_directory_that_another_process_adds_at_the_same_moment_is_added_once(
     """Both had seen that it was not part of the log."""
     paths = disks(tmp_path)
     with open_log(paths[:2]) as log, open_log(paths[:2]) as other:
-        read_member = recovery.read_member
+        read_member = replicated_root.read_member
 
         def add_first(files):
             monkeypatch.undo()
-            other.add_replica(paths[2])
+            other.replicas.add(paths[2])
             return read_member(files) and None
 
-        monkeypatch.setattr(recovery, "read_member", add_first)
+        monkeypatch.setattr(replicated_root, "read_member", add_first)
         with pytest.raises((IllegalStateError, NotALogError), match=r"belongs to the log|a log"):
-            log.add_replica(paths[2])
-        assert [each.path for each in log.replicas()] == paths
+            log.replicas.add(paths[2])
+        assert [each.path for each in log.replicas] == paths
+        assert healthy(log)
+
+
+@pytest.mark.parametrize("function", ["read_member", "_write_format"])
+def test_an_empty_directory_that_two_processes_bring_back_at_the_same_moment_stays_one_of_the_log(
+    tmp_path, monkeypatch, function
+):
+    """One has found it empty, or is about to write its format file, when the other one does it."""
+    paths = disks(tmp_path)
+    module = replicated_root if function == "read_member" else root_module
+    with open_log(paths) as log, open_log(paths) as other:
+        shutil.rmtree(paths[2])
+        log.root.controller.check_directories()
+        os.makedirs(paths[2])
+        # As a process leaves it that is killed while it writes the format file.
+        Path(paths[2], ".embedlog.new").touch()
+        step, returned = getattr(module, function), []
+
+        def bring_back_first(files):
+            monkeypatch.undo()
+            found = step(files) if function == "read_member" else None
+            returned.extend(replicated_root.try_bring_back(other.root))
+            return step(files) if function == "_write_format" else found
+
+        monkeypatch.setattr(module, function, bring_back_first)
+        assert replicated_root.try_bring_back(log.root) == []
+        assert returned == [3]
+        assert [each.reason for each in log.replicas] == [None] * 3
+    with open_log(paths[2]) as log:
+        assert [each.path for each in log.replicas] == paths
         assert healthy(log)
 
 
@@ -1158,12 +1195,12 @@ def test_a_new_replication_factor_moves_nothing_of_other_topics(tmp_path):
         log.create_topic("a", replicas=[(1,)])
         for name in "bcd":
             log.create_topic(name, replicas=[(1, 2)])
-        result = log.reassign(replication_factor={"a": 2})
+        result = log.replicas.reassign(replication_factor={"a": 2})
         assert list(result) == [TopicPartition("a", 0)]
         assert result.copies == 1
         assert 1 in placements(log, "a")[0]
         # What has this number already stays, too.
-        assert log.reassign(replication_factor={"b": 2}) == {}
+        assert log.replicas.reassign(replication_factor={"b": 2}) == {}
 
 
 def test_a_removal_moves_what_was_there_and_nothing_else(tmp_path):
@@ -1172,7 +1209,7 @@ def test_a_removal_moves_what_was_there_and_nothing_else(tmp_path):
     with open_log(paths) as log:
         log.create_topic("pinned", replicas=[(1, 2)] * 3, partitions=3)
         log.create_topic("moving", replicas=[(1, 4)] * 3, partitions=3)
-        log.remove_replica(paths[3])
+        log.replicas.remove(paths[3])
         assert all(each == [1, 2] for each in placements(log, "pinned").values())
         moved = placements(log, "moving").values()
         assert all(1 in each and len(each) == 2 for each in moved)
@@ -1185,6 +1222,6 @@ def test_partitions_get_fewer_copies_if_too_few_directories_are_left(tmp_path):
     with open_log(paths) as log:
         log.create_topic("flights", replicas=[(2, 3)])
         fill(log)
-        log.remove_replica(*paths[1:])
+        log.replicas.remove(*paths[1:])
         assert placements(log) == {0: [1]}
         assert values(log) == list(range(100))

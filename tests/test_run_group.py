@@ -40,7 +40,7 @@ def log(tmp_path):
         log.create_topic("t", partitions=4)
         fill(log, range(RECORDS))
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ if __name__ == "__main__":
     options = {"until": "end", "auto_offset_reset": "earliest"}
     embedlog.run_group(log, "t", "g", use_polars, start_method="forkserver", **options).wait()
     embedlog.run_group(log, "t", "g2", len, start_method="fork", until="end").wait()
-    assert sum(log.group("g").lag().values()) == 0
+    assert sum(log.groups["g"].lag().values()) == 0
 """
 
 

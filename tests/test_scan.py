@@ -86,7 +86,7 @@ def log(tmp_path_factory):
             for start in range(0, ROWS // 2, 50):
                 producer.append_table("t", table(50, start), partition=start // 50 % 3).result()
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture(scope="module")
@@ -385,7 +385,7 @@ def small(tmp_path):
         log.create_topic("t", schema=pa.schema([("number", pa.int32()), ("old", pa.string())]))
         log.producer().send("t", {"number": 1, "old": "x"}).result()
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_scan_has_the_records_of_the_moment_at_which_it_is_collected(small):

@@ -50,14 +50,14 @@ def log(tmp_path):
     """A log that is healthy when the test is done."""
     log = embedlog.open(tmp_path / "log", maintenance=False)
     yield log
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
 
 
 @pytest.fixture
 def schemas(log):
     """The registry of the log."""
-    return log.schemas
+    return log.schema_registry
 
 
 # Ids and versions
@@ -86,19 +86,19 @@ def test_the_registry_survives_the_log_and_topics(tmp_path):
     """A topic that is deleted leaves its subjects, which may serve others."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("a")
-        log.schemas.register("a-value", FIRST)
-        log.schemas.set_compatibility("FULL")
+        log.schema_registry.register("a-value", FIRST)
+        log.schema_registry.set_compatibility("FULL")
         log.delete_topic("a")
     with embedlog.open(tmp_path / "log", mode="r") as log:
-        assert json.loads(log.schemas.latest("a-value").schema) == FIRST
-        assert log.schemas.compatibility("x") == "FULL"
-        assert log.schemas.register("a-value", FIRST) == 1  # It is registered.
+        assert json.loads(log.schema_registry.latest("a-value").schema) == FIRST
+        assert log.schema_registry.compatibility("x") == "FULL"
+        assert log.schema_registry.register("a-value", FIRST) == 1  # It is registered.
         with pytest.raises(ReadOnlyError):
-            log.schemas.register("a-value", WITH_DEFAULT)
+            log.schema_registry.register("a-value", WITH_DEFAULT)
         with pytest.raises(ReadOnlyError):
-            log.schemas.delete("a-value")
+            log.schema_registry.delete("a-value")
         with pytest.raises(ReadOnlyError):
-            log.schemas.set_compatibility("NONE")
+            log.schema_registry.set_compatibility("NONE")
 
 
 def test_what_is_deleted_stays_readable_by_its_id(schemas):
@@ -291,16 +291,17 @@ with embedlog.open(sys.argv[1], maintenance=False) as log:
     for number in range(20):
         fields = [{"name": f"f{number}", "type": "int", "default": 0}]
         own = {"type": "record", "name": "R" + sys.argv[2], "fields": fields}
-        log.schemas.set_compatibility("NONE", sys.argv[2])
+        log.schema_registry.set_compatibility("NONE", sys.argv[2])
         shared = {**own, "name": "Shared"}
-        print(log.schemas.register(sys.argv[2], own), log.schemas.register("shared", shared))
+        register = log.schema_registry.register
+        print(register(sys.argv[2], own), register("shared", shared))
 """
 
 
 def test_processes_register_at_once(tmp_path):
     """No id is assigned twice, and equal schemas get one id in all processes."""
     with embedlog.open(tmp_path / "log") as log:
-        log.schemas.set_compatibility("NONE", "shared")
+        log.schema_registry.set_compatibility("NONE", "shared")
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(3) as pool:
@@ -315,7 +316,7 @@ def test_processes_register_at_once(tmp_path):
     assert shared[0] == shared[1] == shared[2]
     assert sorted({*own, *shared[0]}) == list(range(1, 81))
     with embedlog.open(tmp_path / "log") as log:
-        assert log.schemas.versions("shared") == list(range(1, 21))
+        assert log.schema_registry.versions("shared") == list(range(1, 21))
 
 
 def test_an_older_copy_of_state_does_not_assign_the_ids_of_lost_schemas(tmp_path):
@@ -323,36 +324,36 @@ def test_an_older_copy_of_state_does_not_assign_the_ids_of_lost_schemas(tmp_path
     path = tmp_path / "log"
     with embedlog.open(path) as log:
         log.create_topic("a", value="avro")
-        log.schemas.register("a-value", FIRST)
+        log.schema_registry.register("a-value", FIRST)
     shutil.copytree(path / "state.copy", tmp_path / "older")
     with embedlog.open(path) as log:
-        log.schemas.register("a-value", WITH_DEFAULT)
+        log.schema_registry.register("a-value", WITH_DEFAULT)
         with log.producer() as producer:
             producer.send("a", {"item": "tea"})
     shutil.rmtree(path / "state.copy")
     (tmp_path / "older").rename(path / "state.copy")
     (path / "state" / "data.mdb").write_bytes(b"damaged" * 5000)
     with embedlog.open(path) as log:
-        assert log.schemas.versions("a-value") == [1]
-        assert log.schemas.register("a-value", ONLY_PRICE) > 1_000_000
+        assert log.schema_registry.versions("a-value") == [1]
+        assert log.schema_registry.register("a-value", ONLY_PRICE) > 1_000_000
         with pytest.raises(EmbedlogError, match="no schema with the id 2"):
             log["a"][0]
         # Registering it again does not bring the id back.
-        assert log.schemas.register("b-value", WITH_DEFAULT) > 1_000_000
+        assert log.schema_registry.register("b-value", WITH_DEFAULT) > 1_000_000
 
 
 def test_a_damaged_row_of_a_subject_is_an_error_of_this_subject(log):
     """The rows of the registry have checksums, as all rows of `state`."""
     from embedlog.keyspace import SUBJECT_VERSIONS
 
-    log.schemas.register("a", FIRST)
-    log.schemas.register("b", FIRST)
+    log.schema_registry.register("a", FIRST)
+    log.schema_registry.register("b", FIRST)
     state, key = log.root.context.state, SUBJECT_VERSIONS.key("a", 1)
     good = state.get(key)
     state.write(lambda txn: txn.put(key, good[:-1] + b"\7"))
     with pytest.raises(CorruptionError):
-        log.schemas.latest("a")
-    assert log.schemas.latest("b").id == 1
+        log.schema_registry.latest("a")
+    assert log.schema_registry.latest("b").id == 1
     state.write(lambda txn: txn.put(key, good))
 
 

@@ -35,7 +35,7 @@ def log() -> Iterator[Log]:
             log.create_topic("t", config={"segment.bytes": 4096})
             append(log, range(10))
             yield log
-            assert log.verify() == []
+            assert log.housekeeping.verify() == []
 
 
 def append(log: Log, numbers: range) -> None:
@@ -79,7 +79,7 @@ def permissions(root: Path) -> dict[str, int]:
 
 def test_a_group_reads_and_stages_and_nothing_else(log: Log) -> None:
     """Also what is made later, regardless of the umask; databases and locks stay private (F4)."""
-    log.share(GROUP)
+    log.housekeeping.share(GROUP)
     mask = os.umask(0o077)
     try:
         log.create_topic("later")
@@ -107,7 +107,7 @@ def plan_of(log: Log):
 
 def test_a_group_that_may_only_read_cannot_stage(log: Log) -> None:
     """Nor can a user outside of the group read; the error is about permissions."""
-    log.share(GROUP, "r")
+    log.housekeeping.share(GROUP, "r")
     (stages, _), plan = stage(log), plan_of(log)
     denied = partial(pytest.raises, StorageError, match=r"EACCES.*share\(group\)")
 
@@ -125,8 +125,8 @@ def expect(denied, work):
 def test_sharing_ends(log: Log) -> None:
     """With mode "none" files and directories have their first permissions, but for the root's."""
     before = permissions(Path(log.path))
-    log.share(GROUP)
-    log.share(GROUP, "none")
+    log.housekeeping.share(GROUP)
+    log.housekeeping.share(GROUP, "none")
 
     assert {"staging": 0o700, **before} == permissions(Path(log.path))
 
@@ -136,7 +136,7 @@ def test_a_log_over_several_directories_is_shared_in_each(tmp_path: Path) -> Non
     paths = [tmp_path / name for name in ("a", "b")]
     with embedlog.open(paths) as log:
         log.create_topic("t", replication_factor=2)
-        log.share(GROUP, "r")
+        log.housekeeping.share(GROUP, "r")
         append(log, range(3))
     for path in paths:
         made = permissions(path)
@@ -151,4 +151,4 @@ def test_the_command_line_shares_a_log(log: Log, command_line) -> None:
     assert command_line("--root", log.path, "share", "root")[0] == 0
     assert topics.stat().st_gid == 0
     with pytest.raises(InvalidConfigError, match="no group 'nonesuch'"):
-        log.share("nonesuch")
+        log.housekeeping.share("nonesuch")

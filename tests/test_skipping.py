@@ -128,16 +128,8 @@ def typed_topic(log, batches, **settings):
     for number, rows in enumerate(batches):
         producer.append_table(name, pa.Table.from_pylist(rows, schema=SCHEMA)).result()
         if number % 2:
-            with partition.locked():
-                roll(partition)
+            partition.roll()
     return topic
-
-
-def roll(partition):
-    from embedlog.partition import roll
-    from embedlog.partition.append import end_locked
-
-    roll.roll(partition, end_locked(partition)[1])
 
 
 def equal(left, right):
@@ -238,8 +230,7 @@ def test_a_segment_that_is_cut_and_sealed_again_has_statistics_of_its_new_rows(l
     partition = log.root.partition(topic.name, 0)
     partition.truncate_to(1)
     log.producer().send(topic.name, {"i": 9}).result()
-    with partition.locked():
-        roll(partition)
+    partition.roll()
 
     assert topic.to_arrow(["i"], where=pc.field("i") == 9)["i"].to_pylist() == [9]
     assert topic.to_arrow(["i"], where=pc.field("i") == 2).num_rows == 0

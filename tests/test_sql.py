@@ -91,7 +91,7 @@ def test_only_the_topics_of_a_query_are_read(log, monkeypatch):
 
 def test_an_internal_topic_is_a_table_too(log):
     """Such as that of what happened to the log."""
-    log.maintain()
+    log.housekeeping.run()
 
     assert log.sql("select count(*) from __activity").item() == len(log.topic("__activity"))
 

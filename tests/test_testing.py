@@ -43,7 +43,7 @@ def test_retention_follows_the_clock(embedlog_log, embedlog_clock):
         producer.send("orders", b"old").result()
         embedlog_clock.advance(days=8)
         producer.send("orders", b"new").result()
-    embedlog_log.maintain()
+    embedlog_log.housekeeping.run()
     assert [record.value for record in embedlog_log.topic("orders")] == [b"new"]
 
 

@@ -24,7 +24,7 @@ def log(tmp_path):
     """A log that is healthy when the test is done."""
     log = embedlog.open(tmp_path / "log")
     yield log
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
 
 
@@ -295,6 +295,13 @@ def test_a_notebook_shows_any_timestamp(log, moment):
     log.partition("odd", 0).append([encoded(b"x", at=moment)])
 
     assert "<td>x</td>" in view._repr_html_()
+
+
+@pytest.mark.parametrize("call", ["to_arrow", "to_pandas", "to_polars", "select"])
+def test_a_wrong_option_of_a_frame_is_an_error_that_names_it(topic, call):
+    """As for any other argument."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wher'"):
+        getattr(topic, call)(wher="offset > 5")
 
 
 def test_a_deleted_topic_raises(topic, log):

@@ -60,7 +60,7 @@ class RandomTopic:
     def compact(self, number):
         """Compact the topic as the log does."""
         self.log.alter_topic("t", {"cleanup.policy": "compact", "min.compaction.lag.ms": 0})
-        self.log.compact("t", force=True)
+        self.log.housekeeping.compact("t", force=True)
         self.log.alter_topic("t", {"cleanup.policy": "delete"})
 
     def damage(self, number):
@@ -72,7 +72,7 @@ class RandomTopic:
             data[self.rng.randrange(len(data))] ^= 1
             path.write_bytes(data)
         self.reopen()
-        self.log.repair(dry_run=False)
+        self.log.housekeeping.repair(dry_run=False)
 
     def reopen(self, number=0):
         """Close and open the log, which drops the cached counts."""
@@ -139,7 +139,7 @@ def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
     for change in topic.rng.choices(CHANGES, k=6):
         getattr(topic, change)(topic.rng.randrange(2))
         check(topic.log.topic("t"), topic.rng)
-        assert topic.log.verify() == []
+        assert topic.log.housekeeping.verify() == []
     topic.log.close()
 
 
@@ -148,7 +148,7 @@ def log(tmp_path):
     """A log that is healthy when the test is done."""
     log = embedlog.open(tmp_path / "log")
     yield log
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
 
 
@@ -159,7 +159,7 @@ def compacted_topic(log):
         keys = [b"k%d" % row for row in range(5)]
         log.partition("fleet", 0).append([encoded(*[b"%d" % number] * 5, keys=keys, at=START)])
     log.partition("fleet", 0).roll()
-    log.compact("fleet", force=True)
+    log.housekeeping.compact("fleet", force=True)
     return log.topic("fleet")
 
 
@@ -247,11 +247,11 @@ def test_a_manifest_that_is_wrong_about_gaps_is_found_and_repaired(log):
     wrong = part.segment_at(0)._replace(dense=True)
     part.context.state.write(lambda txn: catalog.put_segment(txn, part.key, wrong))
 
-    (finding, *_) = log.verify()
+    (finding, *_) = log.housekeeping.verify()
     assert "gaps" in finding.what
-    log.repair(dry_run=False)
+    log.housekeeping.repair(dry_run=False)
 
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     assert len(log.topic("t")) == 3
 
 

@@ -83,7 +83,7 @@ def log(tmp_path, clock):
     log = embedlog.open(tmp_path / "log", maintenance=False, clock=clock)
     yield log
     if not log.root.closed:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         log.close()
 
 
@@ -264,12 +264,12 @@ def test_damage_in_a_column_harms_only_those_who_read_it(tmp_path, compression):
     with closing(log.consumer("t", auto_offset_reset="earliest")) as consumer:
         with pytest.raises(CorruptBatchError):
             list(consumer.iter_batches(until="end", columns=["delay"]))
-    (finding,) = log.verify()
+    (finding,) = log.housekeeping.verify()
     assert finding.path.endswith(path.name)
     assert finding.position == first
     assert "delay" in finding.what
-    log.repair(dry_run=False)
-    assert log.verify() == []
+    log.housekeeping.repair(dry_run=False)
+    assert log.housekeeping.verify() == []
     log.close()
 
 
@@ -546,7 +546,7 @@ def test_versions_that_were_lost_are_found_in_the_segments(tmp_path):
         with log.producer() as producer:
             producer.send("t", {"a": 5, "e": "f"}).result()
         assert [record.value["e"] for record in topic] == [None, None, None, "f"]
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_typed_topic_that_was_lost_is_found(tmp_path):
@@ -579,7 +579,7 @@ def test_a_typed_topic_that_was_lost_is_found(tmp_path):
         with log.producer() as producer:
             producer.send("t", {"id": 12, "title": "y", "at": at}).result()
         assert topic.get(12)["title"] == "y"
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def break_head(path):
@@ -606,9 +606,9 @@ def test_a_repair_needs_no_schema_in_the_file(tmp_path, extra):
     for file in segment_files(path):
         break_head(file)
     with embedlog.open(path, maintenance=False) as log:
-        assert log.verify() != []
-        log.repair(dry_run=False)
-        assert log.verify() == []
+        assert log.housekeeping.verify() != []
+        log.housekeeping.repair(dry_run=False)
+        assert log.housekeeping.verify() == []
         assert list(log.topic("t")) == before
 
 
@@ -626,7 +626,7 @@ def test_a_dump_shows_the_batches_of_a_segment_without_its_schema(
             producer.send("t", None, key=2).result()
         if compacted:
             log.partition("t", 0).roll()
-            log.compact("t", force=True, progress=False)
+            log.housekeeping.compact("t", force=True, progress=False)
     for file in [file for file in segment_files(path) if file.stat().st_size > 1500]:
         _, whole, _ = command_line("dump", file, "--json")
         break_head(file)

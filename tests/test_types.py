@@ -235,12 +235,19 @@ def test_every_setting_has_a_type():
 
 DIR = {
     "log": """
-        add_replica alter_topic audit cancel_reassignment close compact consumer convert
-        create_partitions create_topic delete_records delete_topic describe_topic durability
-        elect_leaders failover flush group groups hold leases maintain maintenance metrics
-        mirrors partition path producer prometheus reassign rebuild_index remove_replica
-        repair replicas retention_bytes schemas share sql topic topics verify
+        alter_topic audit close consumer convert create_partitions create_topic delete_records
+        delete_topic describe_topic durability flush groups housekeeping metrics mirrors partition
+        path producer prometheus replicas schema_registry sql topic topics
     """,
+    "housekeeping": """
+        background compact hold leases rebuild_index repair retention_bytes run share verify
+    """,
+    "replicas": """
+        add cancel_reassignment count elect_leaders index leaderless reassign remove rows title
+        to_dict
+    """,
+    "mirrors": "count failover index",
+    "groups": "get items keys values",
     "topic": """
         at batches between config describe_retention explain_compaction files get head items
         name optimize partition partitions plot ranges raw sample scan schema select since
@@ -276,7 +283,7 @@ DIR = {
 def test_dir_lists_what_programs_may_use(tmp_path):
     """And nothing else: no internals, and nothing that only Python calls."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        topic, group = log.create_topic("t"), log.group("g")
+        topic, group = log.create_topic("t"), log.groups["g"]
         with log.producer() as producer, log.consumer("t") as consumer:
             run = embedlog.run_group(log, "t", "g", print, processes=1, start_method="fork")
             run.close()
@@ -290,7 +297,11 @@ def test_dir_lists_what_programs_may_use(tmp_path):
                 "producer": producer,
                 "consumer": consumer,
                 "run": run,
-                "schemas": log.schemas,
+                "schemas": log.schema_registry,
+                "housekeeping": log.housekeeping,
+                "replicas": log.replicas,
+                "mirrors": log.mirrors,
+                "groups": log.groups,
             }
             listed = {name: [*dir(item)] for name, item in objects.items()}
             for name, item in objects.items():

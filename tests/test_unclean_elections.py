@@ -16,7 +16,8 @@ from embedlog.kafka import errors as kafka_errors
 from embedlog.kafka.admin import NewTopic
 from embedlog.kafka.confluent import ElectionType
 from embedlog.kafka.confluent import admin as confluent
-from embedlog.replication import recovery, unclean_election
+from embedlog.replication import reassign
+from embedlog.replication import root as replicated_root
 
 T = TopicPartition("t", 0)
 BROKEN = OSError("It was unplugged")
@@ -46,7 +47,7 @@ def lengths(log, directories, counts, readable=()):
         go_offline(log, each) if each != order[-1] else None
     longest = order[-1]
     # Two of three must be online: the longest one goes once another one is back.
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     go_offline(log, longest)
     if longest not in readable:
         directories.take(longest)
@@ -70,8 +71,8 @@ def test_the_longest_copy_that_can_be_had_leads(log, directories, segment_bytes,
     """Not the first of the assignment, as in Kafka; the only longer one is gone."""
     log.alter_topic("t", {"segment.bytes": segment_bytes})
     lengths(log, directories, counts)
-    assert log.elect_leaders() == []
-    assert log.elect_leaders(election="unclean") == [T]
+    assert log.replicas.elect_leaders() == []
+    assert log.replicas.elect_leaders(election="unclean") == [T]
     assert assignment(log, "t").leader == leader
     assert assignment(log, "t").isr == (leader,)
     assert values(log, "t") == [b"%d" % n for n in range(counts[leader])]
@@ -86,7 +87,7 @@ def test_a_copy_with_fewer_records_than_one_that_can_be_read_does_not_lead(log, 
     before = assignment(log, "t")
 
     with pytest.raises(EligibleLeadersNotAvailableError) as raised:
-        log.elect_leaders(election="unclean")
+        log.replicas.elect_leaders(election="unclean")
 
     text = str(raised.value)
     assert f"{directories.path(2)} has 9 records" in text
@@ -99,7 +100,7 @@ def test_a_copy_with_fewer_records_than_one_that_can_be_read_does_not_lead(log, 
 def test_a_directory_that_is_given_up_is_not_counted(log, directories):
     """Then the longest of the others leads."""
     lengths(log, directories, {1: 4, 2: 9, 3: 20}, readable={3})
-    log.remove_replica(str(directories.path(3)), force=True)
+    log.replicas.remove(str(directories.path(3)), force=True)
     assert assignment(log, "t").leader == 2
     assert values(log, "t") == [b"%d" % n for n in range(9)]
 
@@ -112,16 +113,16 @@ def test_records_of_another_history_are_not_counted(log, directories):
     directories.lose(log, 1)
     send(log, "u", [b"of 2"] * 5)
     directories.put_back(1)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     directories.lose(log, 2)
-    assert log.elect_leaders([partition], election="unclean") == [partition]
+    assert log.replicas.elect_leaders([partition], election="unclean") == [partition]
     send(log, "u", [b"of 1"])
     directories.put_back(2)
-    recovery.try_bring_back(log.root)
+    replicated_root.try_bring_back(log.root)
     go_offline(log, 1)
 
     with pytest.raises(EligibleLeadersNotAvailableError, match=r"has 1 record, .* has 2 \["):
-        log.elect_leaders([partition], election="unclean")
+        log.replicas.elect_leaders([partition], election="unclean")
 
     bring_back(log)
     assert values(log, "u") == [b"shared", b"of 1"]
@@ -132,7 +133,7 @@ def test_a_partition_that_another_process_changed_meanwhile_is_left_alone(
 ):
     """What was counted says nothing about another assignment; the result does not name it."""
     lengths(log, directories, {1: 4, 2: 9, 3: 20})
-    longest = unclean_election._longest
+    longest = reassign._longest
 
     def choose_late(*arguments):
         choice = longest(*arguments)
@@ -141,8 +142,8 @@ def test_a_partition_that_another_process_changed_meanwhile_is_left_alone(
             bring_back(other)
         return choice
 
-    monkeypatch.setattr(unclean_election, "_longest", choose_late)
-    assert log.elect_leaders(election="unclean") == []
+    monkeypatch.setattr(reassign, "_longest", choose_late)
+    assert log.replicas.elect_leaders(election="unclean") == []
     assert values(log, "t") == [b"%d" % n for n in range(20)]
 
 
@@ -203,4 +204,4 @@ def test_the_command_line_fails_if_a_partition_is_left_without_a_leader(director
         assert (code, out) == (1, "")
         assert "Still without a leader: t-0" in err
     with embedlog.open(root, mode="r") as log:
-        assert log.replicas().leaderless == (T,)
+        assert log.replicas.leaderless == (T,)

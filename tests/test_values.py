@@ -37,7 +37,7 @@ def log(tmp_path):
     """A log that is healthy when the test is done."""
     log = embedlog.open(tmp_path / "log", maintenance=False)
     yield log
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
 
 

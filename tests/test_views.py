@@ -347,8 +347,8 @@ def test_member_ids_are_short_in_a_notebook(log, topic):
     """They end with a long random number."""
     with log.consumer("t", group_id="readers") as consumer:
         consumer.poll(10)
-        (member,) = log.group("readers").members()
-        shown = log.group("readers")._repr_html_()
+        (member,) = log.groups["readers"].members()
+        shown = log.groups["readers"]._repr_html_()
     assert len(member.member_id) > 20
     assert member.member_id not in shown
     assert member.member_id[-8:] in shown

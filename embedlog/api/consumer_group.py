@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from embedlog.api.reset_offsets import (
     OffsetChange,
@@ -26,7 +26,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.group import Group, GroupSnapshot
+from embedlog.group import Group, GroupSnapshot, group_ids
 from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.listeners import GROUP, Client
 from embedlog.partition.reader import record_at
@@ -35,6 +35,8 @@ from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     import pandas
+
+T = TypeVar("T")
 
 DEAD = "Dead"
 """Kafka's state of a group that does not exist."""
@@ -157,7 +159,7 @@ class ConsumerGroup:
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log:
-    ...     topic, group = log.create_topic("flights"), log.group("delays")
+    ...     topic, group = log.create_topic("flights"), log.groups["delays"]
     ...     group.reset_offsets("latest", topics="flights", dry_run=False)
     ...     group
     Reset of delays: done
@@ -450,3 +452,67 @@ def _members(snapshot: GroupSnapshot) -> list[MemberDescription]:
         )
         for member in snapshot.members
     ]
+
+
+class Groups(Mapping[str, ConsumerGroup]):
+    """The consumer groups of a log by name, as of each use: those with members or commits, sorted.
+
+    A group need not exist: ``log.groups["new"].reset_offsets(...)`` sets where a new one begins.
+
+    >>> import tempfile, embedlog
+    >>> with tempfile.TemporaryDirectory() as directory, embedlog.open(directory) as log:
+    ...     "billing" in log.groups, log.groups["billing"].state
+    (False, 'Dead')
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def __getitem__(self, name: str) -> ConsumerGroup:
+        """Return a view of a group, to describe it and to reset its offsets.
+
+        Raises:
+            InvalidGroupIdError: The name is not valid.
+        """
+        return ConsumerGroup(self._root, name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the group has members or commits."""
+        return name in list(self)
+
+    @overload
+    def get(self, name: str, /) -> ConsumerGroup | None: ...
+    @overload
+    def get(self, name: str, /, default: ConsumerGroup | T) -> ConsumerGroup | T: ...
+    def get(self, name: str, /, default: T | None = None) -> ConsumerGroup | T | None:
+        """Return a group that has members or commits, or else ``default``."""
+        return super().get(name, default) if name in self else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(group_ids(self._root.context.live, self._root.context.state))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        return [
+            (
+                *(group.name, group.state, len(group.members())),
+                f"{sum(lag or 0 for lag in group.lag().values()):,}",
+            )
+            for group in self.values()
+        ]
+
+    def __dir__(self) -> list[str]:
+        """Return the names that completion offers."""
+        return public_names(self)
+
+    def __repr__(self) -> str:
+        return "\n".join(text_table(_GROUP_HEADS, self._rows())) if self else "No consumer groups"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_table("Consumer groups", _GROUP_HEADS, self._rows())
+
+
+_GROUP_HEADS = ("group", "state", "members", "lag")

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from embedlog.api.live_list import LiveList
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
-from embedlog.display import html_table, plural, text_table
+from embedlog.display import html_table, plural, public_names, text_table
 from embedlog.errors import (
     GroupIdNotFoundError,
     IllegalStateError,
@@ -26,7 +27,7 @@ from embedlog.hints import Hint
 from embedlog.kv import Txn
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
-from embedlog.mirrors.status import mirror_statuses
+from embedlog.mirrors.status import MirrorStatus, mirror_statuses
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 from embedlog.times import When, time_argument
@@ -63,7 +64,7 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class FailoverResult:
-    """What a failover did, or would do; see `Log.failover`."""
+    """What a failover did, or would do; see `Mirrors.failover`."""
 
     topics: tuple[str, ...]
     """The copies that programs may write to from now on."""
@@ -301,7 +302,7 @@ class Failover:
                 "The group does not exist in this log, and has no commits to continue at",
                 group=name,
                 todo=Hint(
-                    "See log.groups(). A group that the mirror has not copied needs a strategy "
+                    "See log.groups. A group that the mirror has not copied needs a strategy "
                     "other than 'offsets', and the names of its topics.",
                     "See `embedlog groups list`. A group that the mirror has not copied needs "
                     "--topic, and a --strategy other than offsets.",
@@ -402,3 +403,62 @@ class Failover:
                 )
             )
         report(self._root, events)
+
+
+class Mirrors(LiveList[MirrorStatus]):
+    """The mirrors that copy to a log, as of each use, as they last reported; see `embedlog.mirror`.
+
+    A reboot forgets those that do not run.
+
+    >>> import tempfile, embedlog
+    >>> with tempfile.TemporaryDirectory() as directory, embedlog.open(directory) as log:
+    ...     [(mirror.mirror, mirror.state, mirror.lag) for mirror in log.mirrors]
+    []
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def _items(self) -> list[MirrorStatus]:
+        return mirror_statuses(self._root)
+
+    def failover(
+        self,
+        group: str | Iterable[str] | None = None,
+        strategy: Strategy = "offsets",
+        *,
+        at: When | None = None,
+        topics: str | Iterable[str] | None = None,
+        dry_run: bool = True,
+    ) -> FailoverResult:
+        """Let programs write to topics that are copies, and say where consumer groups continue.
+
+        From then on the mirror of these topics is refused.  The result says for each group and
+        partition how many offsets are, or may be, read again or never.
+
+        Args:
+            group: A group, or several; None only makes the topics writable.  One that does not
+                exist here needs ``topics``, and a strategy other than ``"offsets"``.
+            strategy: ``"offsets"``: where the mirror copied the commits of the group from the
+                source (``groups`` of `embedlog.mirror`); ``"time"``: at the first record at or
+                after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
+                as ``"offsets"``.
+            at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
+            topics: Only these copies; by default those in which the groups have committed offsets,
+                or ``strategy`` has some, and without a group all of the log.
+            dry_run: Change nothing.
+
+        Raises:
+            NonEmptyGroupError: A group has members here; also raised for a dry run.
+            GroupIdNotFoundError: There is no such group; likewise.
+            IllegalStateError: The log has no copies, or a group has no commits in one of them and
+                no topics are named.
+            UnknownTopicOrPartitionError: There is no such copy or partition.
+            InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
+            InvalidGroupIdError, InvalidPartitionError: A name is not valid.
+        """
+        return Failover(self._root, group, strategy, at, topics).run(dry_run=dry_run)
+
+    def __dir__(self) -> list[str]:
+        """Return the names that completion offers."""
+        return public_names(self)

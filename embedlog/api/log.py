@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import grp
 import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -24,11 +22,11 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
-    cast,
     overload,
 )
 
-from embedlog import audit
+from embedlog.api.housekeeping import Housekeeping, Progress, now_ms
+from embedlog.api.opening import check_choice, open_root
 from embedlog.api.topic import Topic
 from embedlog.catalog import (
     INTERNAL,
@@ -40,7 +38,6 @@ from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.display import html_table, plural, public_names
 from embedlog.errors import (
     EmbedlogError,
-    FencedError,
     IllegalStateError,
     InvalidConfigError,
     ReplicaNotAvailableError,
@@ -49,7 +46,6 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
-from embedlog.hints import Hint, alter_topic
 from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
@@ -58,14 +54,10 @@ from embedlog.partition import (
     PartitionLog,
     Visibility,
 )
-from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
-from embedlog.partition.tail import TAILS, Tail
-from embedlog.progress import ProgressBar, format_bytes
+from embedlog.partition.tail import Tail, peek_tail
+from embedlog.progress import format_bytes
 from embedlog.record import K, TopicPartition, V
-from embedlog.root.location import directory_of
-from embedlog.root.repair import repair_root
-from embedlog.root.root import HasReplicasError, Root, check_root
-from embedlog.root.verify import Finding, rebuild_index, verify_root
+from embedlog.root.root import Root, check_root
 from embedlog.schemas.evolution import changed_schema, renamed
 from embedlog.schemas.infer import SchemaLike, columns_of
 from embedlog.schemas.settings import check_typed_config
@@ -77,12 +69,10 @@ from embedlog.times import When, parse_duration, time_argument
 if TYPE_CHECKING:
     import polars
 
-    from embedlog.api.consumer_group import ConsumerGroup
-    from embedlog.api.failover import FailoverResult, Strategy
-    from embedlog.api.replicas import DirectoryList, ReassignmentResult
+    from embedlog.api.consumer_group import Groups
+    from embedlog.api.failover import Mirrors
+    from embedlog.api.replicas import Replicas
     from embedlog.audit.comparison import AuditResult
-    from embedlog.compaction import CleanResult
-    from embedlog.compaction.rebatch import RebatchResult
     from embedlog.config.options import (
         ConsumerOptions,
         MaintenanceOptions,
@@ -91,18 +81,10 @@ if TYPE_CHECKING:
     )
     from embedlog.consumer import Consumer
     from embedlog.convert import ConversionResult
-    from embedlog.maintenance import Maintenance
-    from embedlog.maintenance.activity import Event
-    from embedlog.mirrors.status import MirrorStatus
     from embedlog.producer import Producer
     from embedlog.registry import SchemaRegistry
-    from embedlog.replication.mend import ReplicaDifference
-    from embedlog.retention.retain import RetentionResult
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
-Progress = Callable[[int, int], None]
-"""Called with how much is done, and how much there is: bytes, or records of a conversion."""
-
 _logger = logging.getLogger("embedlog.api")
 _HINTS = {
     "create_topics": "call create_topic(name, partitions, config) for each",
@@ -113,10 +95,6 @@ _HINTS = {
 }
 """What to call instead of methods of Kafka's clients."""
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class PartitionSummary(TypedDict):
@@ -172,27 +150,6 @@ class TopicDescription(TypedDict):
     partitions: list[PartitionSummary]
 
 
-class MaintenanceResults(TypedDict):
-    """The results of the jobs; see `Log.maintain`."""
-
-    retention: list[RetentionResult]
-    """What was deleted."""
-    flush: list[PartitionLog]
-    """The partitions that were flushed, since ``flush.ms`` had passed."""
-    checkpoint: int
-    """The number of committed offsets that were saved for after a power cut."""
-    offsets: int
-    """The number of committed offsets of unused groups that were deleted."""
-    producers: int
-    """The number of idle producers that were forgotten."""
-    compaction: NotRequired[list[CleanResult]]
-    """What was compacted; without ``log_cleaner_enable`` there is no such result."""
-    rebatch: NotRequired[list[RebatchResult]]
-    """Where small batches were gathered; without ``log_cleaner_enable`` there is no such result."""
-    activity: list[Event]
-    """The changes that were found."""
-
-
 class Log:
     """An open log root, with its topics and consumer groups; returned by `open`.
 
@@ -204,13 +161,7 @@ class Log:
         self, root: Root | None = None, maintenance_config: MaintenanceConfig | None = None
     ) -> None:
         self.root = check_root(root, "embedlog.open(path)")
-        self._maintenance_config = maintenance_config
-        """None if this process must not run the maintenance jobs in the background."""
-        self._maintenance: Maintenance | None = None
-        self._maintenance_lock = threading.Lock()
-        self._close_lock = threading.Lock()
-        """Held until the log is closed, if there is a thread that waits for that."""
-        self._opening: threading.Thread | None = None
+        self._housekeeping = Housekeeping(self.root, maintenance_config)
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         self._client_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Producers and consumers, with their names in the metrics."""
@@ -228,47 +179,40 @@ class Log:
         """``"os"`` or ``"fsync"``; see `open`."""
         return self.root.durability
 
+    # Nouns
+
     @property
-    def maintenance(self) -> Maintenance:
-        """The background jobs of this handle; created at the first use."""
-        from embedlog.maintenance import Maintenance, jobs_of
+    def groups(self) -> Groups:
+        """The consumer groups by name: describe them, and reset or delete their offsets."""
+        from embedlog.api.consumer_group import Groups
 
-        with self._maintenance_lock:
-            if self._maintenance is None:
-                self._maintenance = Maintenance(
-                    self.root,
-                    jobs_of(
-                        self._maintenance_config or MaintenanceConfig(),
-                        replicated=self.root.replicated,
-                    ),
-                    bound_clock=self.root.clock is _now_ms,
-                    background=self._maintenance_config is not None,
-                )
-                # If the program drops the log without closing it, the threads must end too.
-                weakref.finalize(self, self._maintenance.request_stop).atexit = False
-            return self._maintenance
+        return Groups(self.root)
 
-    def _start_maintenance(self) -> None:
-        """Start the background jobs, unless the log was opened without them."""
-        root = self.root
-        if self._maintenance_config is not None and root.mode == "rw" and not root.closed:
-            (self._maintenance or self.maintenance).start()
+    @property
+    def replicas(self) -> Replicas:
+        """The directories of the log: list, add and remove them, and move copies among them."""
+        from embedlog.api.replicas import Replicas
 
-    def _start_maintenance_soon(self) -> None:
-        """Start the background jobs, also if the program only has the log open, and waits.
+        return Replicas(self)
 
-        In a thread, since their import takes as long as the rest of `open`, which a program
-        that ends within a second need not wait for.
-        """
-        if self._maintenance_config is not None and self.root.mode == "rw":
-            self._close_lock.acquire()
-            arguments = weakref.ref(self), self._close_lock
-            thread = threading.Thread(
-                name="embedlog-open", target=_start_later, args=arguments, daemon=True
-            )
-            with suppress(RuntimeError):  # if no thread can be started, the first use starts them
-                thread.start()
-                self._opening = thread
+    @property
+    def mirrors(self) -> Mirrors:
+        """The mirrors that copy to this log, and the failover to what they copied."""
+        from embedlog.api.failover import Mirrors
+
+        return Mirrors(self.root)
+
+    @property
+    def schema_registry(self) -> SchemaRegistry:
+        """The schema registry of the log: subjects, their versions, and compatibility."""
+        from embedlog.registry import SchemaRegistry
+
+        return SchemaRegistry(self.root)
+
+    @property
+    def housekeeping(self) -> Housekeeping:
+        """The background jobs, compaction and leases, and the check and repair of the files."""
+        return self._housekeeping
 
     # Topics
 
@@ -459,7 +403,7 @@ class Log:
                 similar one.
         """
         info = self.root.topic(name)
-        self._start_maintenance()
+        self._housekeeping._start()
         if not info.schema_version:
             return Topic(self.root, name, raw=raw)
         from embedlog.api.typed_topic import TypedTopic, no_bytes
@@ -495,7 +439,7 @@ class Log:
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""
-        self._start_maintenance()
+        self._housekeeping._start()
         return self.root.partition(topic, number)
 
     # SQL
@@ -540,85 +484,6 @@ class Log:
                 views[name] = self.topic(name)
         frame = sql(views, query, files=files)
         return collect(frame) if eager else frame
-
-    # Groups
-
-    def groups(self) -> list[str]:
-        """Return the names of all consumer groups with members or commits, sorted."""
-        from embedlog.group import group_ids
-
-        return group_ids(self.root.context.live, self.root.context.state)
-
-    def group(self, name: str) -> ConsumerGroup:
-        """Return a view of a consumer group, to describe it and reset its offsets.
-
-        The group need not exist: `ConsumerGroup.reset_offsets` sets where a new one begins.
-
-        Raises:
-            InvalidGroupIdError: The name is not valid.
-        """
-        from embedlog.api.consumer_group import ConsumerGroup
-
-        return ConsumerGroup(self.root, name)
-
-    # Mirrors
-
-    def mirrors(self) -> list[MirrorStatus]:
-        """Return the mirrors that copy to this log, as they last reported; see `embedlog.mirror`.
-
-        A reboot forgets those that do not run.
-        """
-        from embedlog.mirrors.status import mirror_statuses
-
-        return mirror_statuses(self.root)
-
-    def failover(
-        self,
-        group: str | Iterable[str] | None = None,
-        strategy: Strategy = "offsets",
-        *,
-        at: When | None = None,
-        topics: str | Iterable[str] | None = None,
-        dry_run: bool = True,
-    ) -> FailoverResult:
-        """Let programs write to topics that are copies, and say where consumer groups continue.
-
-        From then on the mirror of these topics is refused.  The result says for each group and
-        partition how many offsets are, or may be, read again or never.
-
-        Args:
-            group: A group, or several; None only makes the topics writable.  One that does not
-                exist here needs ``topics``, and a strategy other than ``"offsets"``.
-            strategy: ``"offsets"``: where the mirror copied the commits of the group from the
-                source (``groups`` of `embedlog.mirror`); ``"time"``: at the first record at or
-                after ``at``; ``"earliest"`` or ``"latest"``; or offsets by partition, in all others
-                as ``"offsets"``.
-            at: A time as in `ConsumerGroup.reset_offsets`, such as ``"10m"`` for ten minutes ago.
-            topics: Only these copies; by default those in which the groups have committed offsets,
-                or ``strategy`` has some, and without a group all of the log.
-            dry_run: Change nothing.
-
-        Raises:
-            NonEmptyGroupError: A group has members here; also raised for a dry run.
-            GroupIdNotFoundError: There is no such group; likewise.
-            IllegalStateError: The log has no copies, or a group has no commits in one of them and
-                no topics are named.
-            UnknownTopicOrPartitionError: There is no such copy or partition.
-            InvalidConfigError, OffsetOutOfRangeError: The strategy is not possible.
-            InvalidGroupIdError, InvalidPartitionError: A name is not valid.
-        """
-        from embedlog.api.failover import Failover
-
-        return Failover(self.root, group, strategy, at, topics).run(dry_run=dry_run)
-
-    # Schemas
-
-    @property
-    def schemas(self) -> SchemaRegistry:
-        """The schema registry of the log: subjects, their versions, and compatibility."""
-        from embedlog.registry import SchemaRegistry
-
-        return SchemaRegistry(self.root)
 
     # Converting
 
@@ -699,7 +564,7 @@ class Log:
 
     def _adopt(self, client: Client, kind: str) -> Client:
         """Close a producer or consumer with this log, and include it in its metrics."""
-        self._start_maintenance()
+        self._housekeeping._start()
         with self._clients_lock:
             number = next(self._client_numbers)
             name = client.config.client_id or f"{kind}-{number}"
@@ -724,251 +589,7 @@ class Log:
                 child.flush()
         self.root.flush()
 
-    def share(self, group: str | int, mode: Literal["rw", "r", "none"] = "rw") -> None:
-        """Let Spark's executors of other users read the log's records, and stage others.
-
-        The setting is kept in the permissions of the log's directories, so it holds for all
-        processes and for files that are made later.  A log is opened by the user who owns it, who
-        must be in the group.
-
-        Args:
-            group: The name or number of the group of these users.
-            mode: ``"r"`` to let them only read; ``"none"`` to end the sharing.
-
-        Raises:
-            InvalidConfigError: There is no such group, or mode.
-            StorageError: The log belongs to another user, or its user is not in the group.
-        """
-        check_choice("mode", mode, ("rw", "r", "none"))
-        self.root.context.check_writable()
-        try:
-            number = group if isinstance(group, int) else grp.getgrnam(group).gr_gid
-        except KeyError as error:
-            raise InvalidConfigError(
-                f"There is no group {group!r} on this host", todo="Create it, or pass its number."
-            ) from error
-        self.root.context.files.share(number, mode)
-
-    # Directories and copies
-
-    def replicas(self) -> DirectoryList:
-        """Return the directories of the log, with their leaders, copies, sizes and lags.
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as disk, open([f"{disk}/a", f"{disk}/b"]) as log:
-        ...     topic = log.create_topic("flights", partitions=4)
-        ...     [(each.id, each.online, each.leaders, each.in_sync) for each in log.replicas()]
-        [(1, True, 2, 4), (2, True, 2, 4)]
-        """
-        from embedlog.api.replicas import DirectoryList, directories_of
-
-        directories, leaderless = directories_of(self.root)
-        return DirectoryList(directories, leaderless)
-
-    def add_replica(self, path: str | os.PathLike[str], rack: str | None = None) -> int:
-        """Add a directory to the log, and return its id.
-
-        New topics get copies there; `reassign` moves some of the others, and begins to copy
-        topics that had too few directories.  A log in one directory becomes one in several: then
-        views of topics and groups must be made anew.
-
-        Args:
-            path: A new or empty directory, on a disk of its own.
-            rack: What fails together with it, such as a controller or a machine: the copies of a
-                partition are in different racks, as with Kafka's `broker.rack`.
-
-        Raises:
-            NotALogError: The directory has other files, or is a log.
-            IllegalStateError: It belongs to the log already; or this handle has producers or
-                consumers, and the log has one directory.
-            LockTimeoutError: The log has one directory, and other processes have it open.
-        """
-        directory = directory_of(path)
-        self.root.context.check_writable()
-        if not self.root.replicated:
-            return self._add_second(directory, rack)
-        from embedlog.api.replicas import several
-        from embedlog.replication.recovery import add_directory
-
-        return add_directory(several(self.root), directory, rack)
-
-    def _check_no_clients(self) -> None:
-        """Raise if this handle has producers or consumers: it is about to be opened again."""
-        with self._clients_lock:
-            if next(self._open_clients(), None) is not None:
-                raise IllegalStateError(
-                    "The log has open producers or consumers, and must be opened again",
-                    path=self.path,
-                    todo="Close them, repeat this, and create them again.",
-                )
-
-    def _add_second(self, path: str, rack: str | None) -> int:
-        """Reopen the log in two directories."""
-        from embedlog.api.replicas import id_of, several
-        from embedlog.files.paths import real_path
-
-        self._check_no_clients()
-        before, path = self.root, real_path(path)
-        with self._maintenance_lock:
-            if self._maintenance is not None:
-                self._maintenance.close()
-                self._maintenance = None
-        before.close()
-        try:
-            self.root = open_root([before.path, path], racks={path: rack}, **before.options())
-        except BaseException:
-            self.root = open_root(before.path, **before.options())
-            raise
-        self._start_maintenance()
-        return id_of(several(self.root), path)
-
-    def remove_replica(
-        self,
-        *paths: str | os.PathLike[str],
-        force: bool = False,
-        throttle: float | None = None,
-        progress: Progress | bool = True,
-    ) -> None:
-        """Remove directories from the log; their copies are made in the others first.
-
-        A topic with as many copies as there were directories has one less afterwards.  The files
-        of a removed directory that can be written are deleted.
-
-        Args:
-            paths: The directories; they need not exist any more.
-            force: Give up directories that will never return, also if they have the only copy of
-                records, or if too few are left to decide.  In that case, when the log cannot be
-                opened to write, call this on one that was opened with ``mode="r"``.
-            throttle: Bytes per second to copy at most.
-            progress: Called with the bytes done, and all bytes.  By default a progress bar
-                in terminals and notebooks; False shows none.
-
-        Raises:
-            IllegalStateError: It is the last directory that works, or none of the log.
-            ReplicaNotAvailableError: It cannot be used, and has the only copy of a partition.
-            NotEnoughReplicasError: Too few directories would be left to decide; with ``force``,
-                give up more.  Or another process cancelled the moves: repeat the call.
-            EligibleLeadersNotAvailableError: With ``force``: the directory was removed, and had
-                all in-sync copies of a partition, which has no leader now, since a directory that
-                is offline has more records than each that could lead; see `elect_leaders`.
-        """
-        from embedlog.api.replicas import remove_directories
-
-        before = self.root
-        is_reopened = before.mode == "r" and not before.closed
-        if is_reopened:
-            self._check_no_clients()
-        try:
-            with ProgressBar("remove") as bar:
-                remove_directories(
-                    before,
-                    [directory_of(path) for path in paths],
-                    force=force,
-                    throttle=throttle,
-                    progress=bar if progress is True else progress or None,
-                )
-        finally:
-            if is_reopened and before.closed:
-                self.root = open_root(before.path, **before.options())
-
-    def elect_leaders(
-        self,
-        partitions: Iterable[TopicPartition] | None = None,
-        *,
-        election: Literal["preferred", "unclean"] = "preferred",
-    ) -> list[TopicPartition]:
-        """Elect leaders; return the partitions that got another one.
-
-        Args:
-            partitions: By default all of them.
-            election: ``"preferred"`` elects the first replica of each partition, if it is in sync,
-                so that the leaders are even again.  ``"unclean"`` elects for partitions
-                without a leader a replica that is not in sync, of those in directories that are
-                online the one with the most records: records that only the others have are lost.
-
-        Raises:
-            EligibleLeadersNotAvailableError: A directory that is offline has a copy with more
-                records, and can be read.  No leader was elected.
-            UnknownTopicOrPartitionError: There is no such partition.
-            InvalidPartitionError: ``partitions`` is no list of partitions.
-            InvalidConfigError: There is no such kind of election.
-        """
-        from embedlog.api.replicas import elect_leaders
-
-        return elect_leaders(self.root, partitions, election)
-
-    def reassign(
-        self,
-        moves: Mapping[TopicPartition, Sequence[int]] | None = None,
-        *,
-        replication_factor: int | Mapping[str, int] | None = None,
-        throttle: float | None = None,
-        dry_run: bool = False,
-        progress: Progress | bool = True,
-    ) -> ReassignmentResult:
-        """Move copies to other directories, in this thread; the records stay readable meanwhile.
-
-        Also finishes moves that had begun.  If it is interrupted, the housekeeping continues.  The
-        result names the moves that wait for a directory (``pending``), and those that another
-        process cancelled or replaced (``superseded``).
-
-        Args:
-            moves: The ids of the directories of each partition, the preferred leader first; more
-                or fewer than before change how many copies it has.  By default the fewest moves
-                that make the copies even over all directories.
-            replication_factor: How many copies to have, of all topics or by the name of the topic,
-                instead of as many as there are; not with ``moves``.  A partition with a copy in a
-                directory that is offline keeps its number.
-            throttle: Bytes per second to copy at most.
-            dry_run: Change nothing.
-            progress: Called with the bytes done, and all bytes.  By default a progress bar
-                in terminals and notebooks; False shows none.
-
-        Raises:
-            InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
-            InvalidReplicationFactorError: There are not so many directories online.
-            UnknownTopicOrPartitionError: There is no such partition.
-            LockTimeoutError: Another process moves copies.
-        """
-        from embedlog.api.replicas import reassign
-
-        with ProgressBar("reassign") as bar:
-            return reassign(
-                self.root,
-                moves,
-                replication_factor=replication_factor,
-                dry_run=dry_run,
-                throttle=throttle,
-                progress=bar if progress is True else progress or None,
-            )
-
-    def cancel_reassignment(self, partitions: Iterable[TopicPartition] | None = None) -> int:
-        """Keep the old copies of partitions that are being moved; return how many these are.
-
-        Args:
-            partitions: By default all that are being moved.
-
-        Raises:
-            IllegalStateError: Only new copies of a partition are in sync.
-            UnknownTopicOrPartitionError: There is no such partition.
-            InvalidPartitionError: ``partitions`` is no list of partitions.
-        """
-        from embedlog.api.replicas import cancel_reassignment
-
-        return cancel_reassignment(self.root, partitions)
-
     # Maintenance and retention
-
-    def maintain(self) -> MaintenanceResults:
-        """Run every maintenance job once, now, by the log's clock; return the results by job.
-
-        Works with ``maintenance=False`` as well.  If another process runs the jobs in the
-        background, it pauses during this call.
-
-        Raises:
-            EmbedlogError: A job failed; all others were run.
-        """
-        return cast("MaintenanceResults", self.maintenance.maintain())
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records below an offset of each partition; -1 is the log end.
@@ -986,113 +607,6 @@ class Log:
             partition: delete_records(self.root.partition(*partition), offset)
             for partition, offset in offsets.items()
         }
-
-    def hold(
-        self,
-        name: str,
-        offsets: Mapping[TopicPartition, int] | None = None,
-        *,
-        seconds: float = 60.0,
-    ) -> Lease:
-        """Keep records from being deleted for some time, for a long query or as a snapshot.
-
-        Returns a `Lease`: `renew` it in time, `release` it, or use it in a ``with`` block.
-        It ends with a reboot.  ``retention.bytes.hard`` limits what leases keep, and
-        `delete_records` ignores them.
-
-        Args:
-            name: The name of the lease; an existing one of that name is replaced.
-            offsets: The first offset to keep in each partition; by default all log start
-                offsets.
-            seconds: How long the lease lasts unless it is renewed.
-
-        Raises:
-            OffsetOutOfRangeError: Some of the records are deleted already; no lease was made.
-        """
-        if offsets is None:
-            partitions = [
-                TopicPartition(topic, number)
-                for topic in self.topics()
-                for number in range(self.root.partitions(topic))
-            ]
-            offsets = {part: self.root.partition(*part).start_offset() for part in partitions}
-        return hold(self.root, name, offsets, seconds)
-
-    def leases(self) -> list[LeaseInfo]:
-        """Return the current leases, by name; see `hold`."""
-        return list(leases(self.root))
-
-    @property
-    def retention_bytes(self) -> int | None:
-        """How many bytes all topics together may hold; None means no limit.
-
-        Above the limit the oldest sealed segments of all topics with ``cleanup.policy=delete``
-        are deleted.  Setting it applies to all processes, durably, from the next round on.
-        """
-        return self.root.context.catalog.retention_bytes()
-
-    @retention_bytes.setter
-    def retention_bytes(self, limit: int | None) -> None:
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise InvalidConfigError(
-                f"retention_bytes must be a number of bytes or None, got {limit!r}"
-            )
-        self.root.context.check_writable()
-        self.root.context.catalog.put_retention_bytes(limit)
-
-    # Health
-
-    @overload
-    def verify(
-        self, *, replicas: Literal[False] = False, progress: Progress | None = None
-    ) -> list[Finding]: ...
-    @overload
-    def verify(
-        self, *, replicas: Literal[True], progress: Progress | None = None
-    ) -> list[ReplicaDifference]: ...
-    def verify(
-        self, *, replicas: bool = False, progress: Progress | None = None
-    ) -> list[Finding] | list[ReplicaDifference]:
-        """Read everything and check all checksums; ``[]`` means healthy.  Changes nothing.
-
-        Of a partition with several copies, only that of the leader is read.
-
-        Args:
-            replicas: Instead, read all copies that are in sync, and return the first offset at
-                which one is damaged, lacks something, or differs.
-            progress: Called with the bytes done, and all bytes; with ``replicas``, with the
-                number of partitions.
-        """
-        if replicas:
-            from embedlog.api.replicas import verify_replicas
-
-            return verify_replicas(self.root, progress)
-        return verify_root(self.root, progress)
-
-    def repair(self, *, dry_run: bool = True, progress: Progress | None = None) -> list[str]:
-        """Repair what `verify` finds; return in words what is dropped, or would be.
-
-        Damaged records are dropped; the records around them keep their offsets.  The damaged
-        files are moved to ``quarantine/``.  In a log over several directories, what a copy has
-        damaged or lacks is first written again from another copy that is in sync; only records
-        that are damaged in all of them are dropped.  If it is killed, repeat it.
-
-        Args:
-            dry_run: Change nothing.
-            progress: Called with the bytes done, and all bytes.
-        """
-        messages: list[str] = []
-        mended: set[TopicPartition] = set()
-        if self.root.replicated:
-            from embedlog.api.replicas import several
-            from embedlog.replication.verify_copies import repair_copies
-
-            messages, mended = repair_copies(several(self.root), dry_run=dry_run)
-        return messages + repair_root(self.root, dry_run, progress, without=mended)
-
-    def rebuild_index(self, topic: str | None = None) -> int:
-        """Rebuild the sparse index from the segments; return the number of its entries."""
-        return rebuild_index(self.root, topic)
 
     def metrics(self) -> Metrics:
         """Return metrics by name, in groups, with the names of Kafka's exporters.
@@ -1129,70 +643,6 @@ class Log:
         for client, name in clients:
             for sample in client._samples():
                 yield sample._replace(labels={"client_id": name, **sample.labels})
-
-    # Compaction
-
-    def compact(
-        self,
-        topic: str,
-        *,
-        force: bool = False,
-        progress: Progress | bool = True,
-        settings: MaintenanceOptions | Mapping[str, object] | None = None,
-    ) -> list[CleanResult]:
-        """Compact a topic now, in this thread: keep the last record of each key, at its offset.
-
-        Reading and writing continue meanwhile.  Returns a result for each partition that was
-        due, in numbers and, as ``why``, in words.
-
-        Args:
-            topic: A topic whose ``cleanup.policy`` has ``compact``.
-            force: Compact partitions that are not due too, and the records in the active
-                segment, which is rolled first; also remove tombstones that have expired
-                where nothing is dirty.
-            progress: Called with the bytes done, and all bytes.  By default a progress bar
-                in terminals and notebooks; False shows none.
-            settings: Kafka's ``log.cleaner.dedupe.buffer.size``, ``.io.buffer.size``,
-                ``.io.buffer.load.factor`` and ``.io.max.bytes.per.second``.
-
-        Raises:
-            InvalidConfigError: The topic is not compacted, or a setting is unknown.
-            CorruptionError, StorageError: A partition could not be compacted; the others were.
-        """
-        from embedlog.compaction import CleanOptions, select_due, try_clean
-
-        root = self.root
-        root.context.check_writable()
-        info = root.topic(topic)
-        if not info.config.compacts:
-            call = alter_topic(topic, {"cleanup.policy": "compact"})
-            raise InvalidConfigError(
-                f"The topic is not compacted: cleanup.policy is {info.config.cleanup_policy!r}",
-                topic=topic,
-                todo=Hint(f"Call {call}.", f"Run `{call.shell}`."),
-            )
-        config = MaintenanceConfig.parse(settings or {})
-        logs = [root.partition(topic, number) for number in range(info.partitions)]
-        failed: dict[PartitionLog, EmbedlogError] = {}
-        if not force:
-            logs = [cleanable.log for cleanable in select_due(logs, root.clock(), failed)]
-        results: list[CleanResult] = []
-
-        def report(done: int, total: int) -> None:
-            # As if all partitions had the same size.
-            shown(len(results) * total + done, len(logs) * total)
-
-        with ProgressBar(f"compact {topic}") as bar:
-            shown = bar if isinstance(progress, bool) else progress
-            options = CleanOptions(settings=config, progress=report if progress else None)
-            for log in logs:
-                # With force, roll first: the active segment is never cleaned.
-                results.append(try_clean(log, root.clock(), options, roll=force))
-        # All partitions were tried before the first error is raised.
-        for error in (*failed.values(), *(result.error for result in results)):
-            if error is not None and not isinstance(error, FencedError):
-                raise error
-        return results
 
     def audit(
         self,
@@ -1240,19 +690,30 @@ class Log:
         closing = ExitStack()
         if self.root.closed:
             return closing
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            # First: after it there are background jobs, or never will be.
-            self._close_lock.release()
-            opening.join()
+        self._housekeeping._stop_opening()
         closing.callback(_open_logs.discard, self)
         closing.callback(self.root.close)
         for child in list(self._children):
             is_consumer = hasattr(child, "poll")
             closing.callback(child.close, **({"autocommit": autocommit} if is_consumer else {}))
-        if self._maintenance is not None:
-            closing.callback(self._maintenance.close)
+        closing.callback(self._housekeeping._stop)
         return closing
+
+    def _check_no_clients(self) -> None:
+        """Raise if this handle has producers or consumers: it is about to be opened again."""
+        with self._clients_lock:
+            if next(self._open_clients(), None) is not None:
+                raise IllegalStateError(
+                    "The log has open producers or consumers, and must be opened again",
+                    path=self.path,
+                    todo="Close them, repeat this, and create them again.",
+                )
+
+    def _close_to_reopen(self) -> None:
+        """Close the root, which `reopen` then opens again."""
+        self._check_no_clients()
+        self._housekeeping._stop()
+        self.root.close()
 
     def __enter__(self) -> Self:
         return self
@@ -1272,7 +733,7 @@ class Log:
         self,
     ) -> tuple[Callable[..., Log], tuple[Callable[[], Root], MaintenanceConfig | None]]:
         open_root, _ = self.root.__reduce__()
-        return _reopen, (open_root, self._maintenance_config)
+        return _reopen, (open_root, self._housekeeping._config)
 
     def __dir__(self) -> list[str]:
         """Return the names that completion offers."""
@@ -1291,16 +752,12 @@ class Log:
         """For notebooks: the topics, and the consumer groups if there are any."""
         if self.root.closed:
             return html_table(f"Log {self.path}: closed", (), ())
-        topics, groups = map(self.topic, self.topics()), map(self.group, self.groups())
-        cells = list(map(_topic_cells, topics))
+        cells = [_topic_cells(self.topic(name)) for name in self.topics()]
         title = f"Log {self.path}{'' if cells else ': no topics'}"
         tables = html_table(title, _TOPIC_HEADS, cells)
-        rows = list(map(_group_cells, groups))
-        return tables + (html_table("Consumer groups", _GROUP_HEADS, rows) if rows else "")
+        return tables + (self.groups._repr_html_() if self.groups else "")
 
 
-_FIRST_SECONDS = 1.0
-"""When a log that is open and was not used yet starts its background jobs."""
 _UNKNOWN = Tail(-1, -1, -1, -1, -1, -1, -1, -1, -1)
 
 
@@ -1310,7 +767,7 @@ def _summary(log: PartitionLog) -> PartitionSummary:
         tail, start, end, size = log.tail(), log.start_offset(), log.end_offset(), log.size_bytes()
     except ReplicaNotAvailableError:
         # What is known of it without its files.
-        tail = TAILS.get(log.context.live, log.key) or _UNKNOWN
+        tail = peek_tail(log.context.live, log.key) or _UNKNOWN
         start, end = tail.start_offset, tail.high_watermark
         size = sum(segment.size for segment in log.segments.values())
     return {
@@ -1356,18 +813,12 @@ def _described(schema: TopicSchema) -> SchemaDescription:
 
 
 _TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")
-_GROUP_HEADS = ("group", "state", "members", "lag")
 
 
 def _topic_cells(topic: Topic) -> tuple[object, ...]:
     policy = topic.config["cleanup.policy"]
     size = format_bytes(topic.size_bytes())
     return topic.name, topic.partitions, f"{len(topic):,}", size, policy
-
-
-def _group_cells(group: ConsumerGroup) -> tuple[object, ...]:
-    members, lag = len(group.members()), sum(lag or 0 for lag in group.lag().values())
-    return group.name, group.state, members, f"{lag:,}"
 
 
 def _merged(config: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
@@ -1397,12 +848,6 @@ def _width_ms(window: timedelta | str | int) -> int:
     if type(width) is not int:
         raise InvalidConfigError(f"window must be a duration such as '1h', got {window!r}")
     return width
-
-
-def _start_later(log: weakref.ref[Log], close_lock: threading.Lock) -> None:
-    """Start the background jobs in a moment, unless the log is closed, or garbage, before."""
-    if not close_lock.acquire(timeout=_FIRST_SECONDS) and (opened := log()) is not None:
-        opened._start_maintenance()
 
 
 def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
@@ -1482,7 +927,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         mode=mode,
         durability=durability,
         visibility=visibility,
-        clock=clock or _now_ms,
+        clock=clock or now_ms,
         lock_timeout=lock_timeout,
         auto_create=auto_create_topics,
         unsafe_filesystem=unsafe_filesystem,
@@ -1494,52 +939,15 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     log = Log(root, config)
     if root.replicated:
         # Without it, no process would bring back a directory to which nothing is written.
-        log._start_maintenance()
+        log._housekeeping._start()
     else:
-        log._start_maintenance_soon()
+        log._housekeeping._start_soon()
     return log
-
-
-LogPath = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""One directory of a log, or several."""
-
-
-def open_root(
-    path: LogPath,
-    *,
-    racks: Mapping[str | os.PathLike[str], str | None] | None = None,
-    **options: Any,
-) -> Root:
-    """Open the root of a log in one directory, or in several."""
-    if isinstance(path, list | tuple):
-        paths = [directory_of(each) for each in path]
-    else:
-        try:
-            return audit.subscribe(Root(directory_of(cast("str", path)), **options))
-        except HasReplicasError:
-            paths = [directory_of(cast("str", path))]
-    # Imported here: most logs are in one directory.
-    from embedlog.files.paths import real_path
-    from embedlog.replication.member_file import real_paths
-    from embedlog.replication.root import ReplicatedRoot
-
-    labels = {real_path(directory_of(each)): rack for each, rack in (racks or {}).items()}
-    return audit.subscribe(ReplicatedRoot(real_paths(paths), racks=labels, **options))
 
 
 def open_logs() -> list[Log]:
     """Return the logs that this process has open."""
     return list(_open_logs)
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise unless an argument is one of some texts.
-
-    Raises:
-        InvalidConfigError: It is not.
-    """
-    if value not in choices:
-        raise InvalidConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 @atexit.register

@@ -1,36 +1,65 @@
-"""The directories of a log, and moves of copies between them, as `Log` returns them."""
+"""`Log.replicas`: the directories of a log, and moves of copies between them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from embedlog.api.live_list import LiveList
+from embedlog.api.opening import reopen
 from embedlog.consumer.arguments import to_topic_partition
-from embedlog.display import html_table, plural, text_table
+from embedlog.display import html_table, plural, public_names, text_table
 from embedlog.errors import IllegalStateError, InvalidConfigError, InvalidPartitionError
 from embedlog.files.throttle import Throttle
 from embedlog.hints import ADD_REPLICA
-from embedlog.progress import format_bytes
+from embedlog.progress import ProgressBar, format_bytes
 from embedlog.record import TopicPartition
+from embedlog.root.location import directory_of
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
+    from embedlog.api.housekeeping import Progress
+    from embedlog.api.log import Log
     from embedlog.replication.describe import DirectoryDescription
-    from embedlog.replication.mend import ReplicaDifference
     from embedlog.replication.root import ReplicatedRoot
 
 _HEADS = ("id", "path", "rack", "state", "leaders", "replicas", "in sync", "size", "lag")
 
 
-class DirectoryList(list["DirectoryDescription"]):
-    """The directories of a log; see `Log.replicas`."""
+class Replicas(LiveList["DirectoryDescription"]):
+    """The directories of a log, with their leaders, copies, sizes and lags, as of each use.
 
-    def __init__(
-        self, directories: Iterable[DirectoryDescription], leaderless: Sequence[TopicPartition] = ()
-    ) -> None:
-        super().__init__(directories)
-        self.leaderless = tuple(leaderless)
+    >>> import tempfile, embedlog
+    >>> with tempfile.TemporaryDirectory() as disk:
+    ...     with embedlog.open([f"{disk}/a", f"{disk}/b"]) as log:
+    ...         topic = log.create_topic("flights", partitions=4)
+    ...         [(each.id, each.online, each.leaders, each.in_sync) for each in log.replicas]
+    [(1, True, 2, 4), (2, True, 2, 4)]
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def _items(self) -> list[DirectoryDescription]:
+        from embedlog.replication import describe
+
+        root = self._log.root
+        if root.replicated:
+            return describe.describe_directories(several(root))
+        logs = list(root.partition_logs(root.topics().values()))
+        return [describe.only_directory(root.path, logs)]
+
+    @property
+    def leaderless(self) -> tuple[TopicPartition, ...]:
         """The partitions without a leader, which can neither be read nor written."""
+
+        root = self._log.root
+        if not root.replicated:
+            return ()
+        return tuple(several(root).partitions_where(lambda each: each.leader is None))
 
     @property
     def title(self) -> str:
@@ -61,6 +90,236 @@ class DirectoryList(list["DirectoryDescription"]):
         """For notebooks."""
         return html_table(self.title, *self.rows())
 
+    # Changes
+
+    def add(self, path: str | os.PathLike[str], rack: str | None = None) -> int:
+        """Add a directory to the log, and return its id.
+
+        New topics get copies there; `reassign` moves some of the others, and begins to copy
+        topics that had too few directories.  A log in one directory becomes one in several.
+
+        Args:
+            path: A new or empty directory, on a disk of its own.
+            rack: What fails together with it, such as a controller or a machine: the copies of a
+                partition are in different racks, as with Kafka's `broker.rack`.
+
+        Raises:
+            NotALogError: The directory has other files, or is a log.
+            IllegalStateError: It belongs to the log already; or this handle has producers or
+                consumers, and the log has one directory.
+            LockTimeoutError: The log has one directory, and other processes have it open.
+        """
+        from embedlog.files.paths import real_path
+        from embedlog.replication.root import add_directory
+
+        root, directory = self._log.root, directory_of(path)
+        root.context.check_writable()
+        if root.replicated:
+            return add_directory(several(root), directory, rack)
+        directory = real_path(directory)
+        self._log._close_to_reopen()
+        try:
+            reopen(root, [root.path, directory], {directory: rack})
+        finally:
+            self._log.housekeeping._start()
+        return id_of(several(root), directory)
+
+    def remove(
+        self,
+        *paths: str | os.PathLike[str],
+        force: bool = False,
+        throttle: float | None = None,
+        progress: Progress | bool = True,
+    ) -> None:
+        """Remove directories from the log; their copies are made in the others first.
+
+        A topic with as many copies as there were directories has one less afterwards.  The files
+        of a removed directory that can be written are deleted.
+
+        Args:
+            paths: The directories; they need not exist any more.
+            force: Give up directories that will never return, also if they have the only copy of
+                records, or if too few are left to decide.  In that case, when the log cannot be
+                opened to write, call this on one that was opened with ``mode="r"``.
+            throttle: Bytes per second to copy at most.
+            progress: Called with the bytes done, and all bytes.  By default a progress bar
+                in terminals and notebooks; False shows none.
+
+        Raises:
+            IllegalStateError: It is the last directory that works, or none of the log.
+            ReplicaNotAvailableError: It cannot be used, and has the only copy of a partition.
+            NotEnoughReplicasError: Too few directories would be left to decide; with ``force``,
+                give up more.  Or another process cancelled the moves: repeat the call.
+            EligibleLeadersNotAvailableError: With ``force``: the directory was removed, and had
+                all in-sync copies of a partition, which has no leader now, since a directory that
+                is offline has more records than each that could lead; see `elect_leaders`.
+        """
+        from embedlog.replication import reassign
+
+        root = several(self._log.root)
+        if not force:
+            root.context.check_writable()
+        if root.mode == "r":
+            self._log._check_no_clients()
+        ids = [id_of(root, directory_of(path)) for path in paths]
+        reassign.check_left(root.controller.image, ids)
+        with ProgressBar("remove") as bar:
+            remove = partial(
+                reassign.remove_directories,
+                force=force,
+                throttle=_throttle(throttle),
+                progress=bar if progress is True else progress or None,
+            )
+            if root.mode == "r":
+                self._give_up(root, ids, remove)
+            else:
+                remove(root, ids)
+
+    def _give_up(
+        self, root: ReplicatedRoot, ids: Sequence[int], remove: Callable[..., None]
+    ) -> None:
+        # It cannot be opened to write while it needs the directories that are given up here.
+        from embedlog.replication.reassign import elect_unclean
+        from embedlog.replication.root import ReplicatedRoot, take_over
+
+        only = root.partitions_where(lambda each: set(each.isr) <= {*ids})
+        self._log._close_to_reopen()
+        try:
+            options = {**root.options(), "mode": "rw"}
+            with closing(ReplicatedRoot(root.paths, given_up=ids, **options)) as writable:
+                elect_unclean(writable, only)
+                left = [each for each in ids if each in writable.controller.image.directories]
+                if left:
+                    remove(writable, left)
+                else:
+                    take_over(writable)
+        finally:
+            reopen(root, [root.path])
+
+    def elect_leaders(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        election: Literal["preferred", "unclean"] = "preferred",
+    ) -> list[TopicPartition]:
+        """Elect leaders; return the partitions that got another one.
+
+        Args:
+            partitions: By default all of them.
+            election: ``"preferred"`` elects the first replica of each partition, if it is in sync,
+                so that the leaders are even again.  ``"unclean"`` elects for partitions
+                without a leader a replica that is not in sync, of those in directories that are
+                online the one with the most records: records that only the others have are lost.
+
+        Raises:
+            EligibleLeadersNotAvailableError: A directory that is offline has a copy with more
+                records, and can be read.  No leader was elected.
+            UnknownTopicOrPartitionError: There is no such partition.
+            InvalidPartitionError: ``partitions`` is no list of partitions.
+            InvalidConfigError: There is no such kind of election.
+        """
+        from embedlog.replication.reassign import elect_preferred, elect_unclean
+
+        root = self._log.root
+        if election not in ("preferred", "unclean"):
+            raise InvalidConfigError(f"election must be preferred or unclean, got {election!r}")
+        root.context.check_writable()
+        chosen = _partitions(root, partitions)
+        for partition in chosen:
+            root.partition(*partition)  # or raises, before anything is changed
+        if not root.replicated:
+            return []
+        elect = elect_unclean if election == "unclean" else elect_preferred
+        return elect(several(root), chosen)
+
+    def reassign(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]] | None = None,
+        *,
+        replication_factor: int | Mapping[str, int] | None = None,
+        throttle: float | None = None,
+        dry_run: bool = False,
+        progress: Progress | bool = True,
+    ) -> ReassignmentResult:
+        """Move copies to other directories, in this thread; the records stay readable meanwhile.
+
+        Also finishes moves that had begun.  If it is interrupted, the housekeeping continues.  The
+        result names the moves that wait for a directory (``pending``), and those that another
+        process cancelled or replaced (``superseded``).
+
+        Args:
+            moves: The ids of the directories of each partition, the preferred leader first; more
+                or fewer than before change how many copies it has.  By default the fewest moves
+                that make the copies even over all directories.
+            replication_factor: How many copies to have, of all topics or by the name of the topic,
+                instead of as many as there are; not with ``moves``.  A partition with a copy in a
+                directory that is offline keeps its number.
+            throttle: Bytes per second to copy at most.
+            dry_run: Change nothing.
+            progress: Called with the bytes done, and all bytes.  By default a progress bar
+                in terminals and notebooks; False shows none.
+
+        Raises:
+            InvalidReplicationAssignmentError: There is no such directory, or one occurs twice.
+            InvalidReplicationFactorError: There are not so many directories online.
+            UnknownTopicOrPartitionError: There is no such partition.
+            LockTimeoutError: Another process moves copies.
+        """
+        from embedlog.replication import reassign
+
+        log, limit = several(self._log.root), _throttle(throttle)
+        if moves is not None and replication_factor is not None:
+            raise InvalidConfigError("Pass moves or replication_factor, not both")
+        if moves is None:
+            factors = _replication_factors(log, replication_factor)
+            moves = reassign.plan(log, replication_factors=factors)
+        before = {
+            TopicPartition(info.name, number): assignment
+            for info, number, assignment in log.assignments()
+        }
+        reassign.check(log, moves)
+        changes = {
+            TopicPartition(*partition): ReplicaMove(
+                before[partition].target_replicas, tuple(replicas)
+            )
+            for partition, replicas in moves.items()
+            if partition in before and before[partition].target_replicas != tuple(replicas)
+        }
+        if dry_run:
+            return ReassignmentResult(changes, dry_run=True)
+        log.context.check_writable()
+        with ProgressBar("reassign") as bar:
+            shown = bar if progress is True else progress or None
+            outcome = reassign.run(log, moves, throttle=limit, progress=shown)
+        for partition, assignment in before.items():
+            if assignment.is_reassigning and partition not in changes:
+                replicas = tuple(
+                    each for each in assignment.replicas if each not in assignment.adding_replicas
+                )
+                changes[partition] = ReplicaMove(replicas, assignment.target_replicas)
+        return ReassignmentResult(changes, **outcome._asdict())
+
+    def cancel_reassignment(self, partitions: Iterable[TopicPartition] | None = None) -> int:
+        """Keep the old copies of partitions that are being moved; return how many these are.
+
+        Args:
+            partitions: By default all that are being moved.
+
+        Raises:
+            IllegalStateError: Only new copies of a partition are in sync.
+            UnknownTopicOrPartitionError: There is no such partition.
+            InvalidPartitionError: ``partitions`` is no list of partitions.
+        """
+        from embedlog.replication import reassign
+
+        log = several(self._log.root)
+        log.context.check_writable()
+        return reassign.cancel(log, _partitions(log, partitions))
+
+    def __dir__(self) -> list[str]:
+        """Return the names that completion offers."""
+        return public_names(self)
+
 
 def _cells(directory: DirectoryDescription) -> tuple[object, ...]:
     state = "online" if directory.online else f"offline: {directory.reason}"
@@ -81,7 +340,7 @@ class ReplicaMove(NamedTuple):
 
 
 class ReassignmentResult(dict[TopicPartition, ReplicaMove]):
-    """What `Log.reassign` did, or would do: `ReplicaMove` by partition."""
+    """What `Replicas.reassign` did, or would do: `ReplicaMove` by partition."""
 
     def __init__(
         self,
@@ -173,69 +432,6 @@ def several(root: Root) -> ReplicatedRoot:
     raise IllegalStateError("The log has one directory", path=root.path, todo=ADD_REPLICA)
 
 
-def directories_of(root: Root) -> tuple[list[DirectoryDescription], list[TopicPartition]]:
-    """Return the directories, and the partitions without a leader."""
-    from embedlog.replication import describe
-    from embedlog.replication.reassign import partitions_where
-
-    if not root.replicated:
-        logs = list(root.partition_logs(root.topics().values()))
-        return [describe.only_directory(root.path, logs)], []
-    log = several(root)
-    return describe.describe_directories(log), partitions_where(
-        log, lambda assignment: assignment.leader is None
-    )
-
-
-def remove_directories(
-    root: Root,
-    paths: Sequence[str],
-    *,
-    force: bool,
-    throttle: float | None,
-    progress: Callable[[int, int], object] | None,
-) -> None:
-    """Remove directories; see `Log.remove_replica`."""
-    from embedlog.replication.reassign import check_left, partitions_where
-    from embedlog.replication.recovery import take_over
-    from embedlog.replication.root import ReplicatedRoot
-    from embedlog.replication.unclean_election import elect_unclean
-
-    log = several(root)
-    if not force:
-        log.context.check_writable()
-    ids = [id_of(log, path) for path in paths]
-    check_left(log.controller.image, ids)
-    if log.mode == "r":
-        # It cannot be opened to write while it needs the directories that are given up here.
-        only = partitions_where(log, lambda each: set(each.isr) <= {*ids})
-        log.close()
-        writable = ReplicatedRoot(log.paths, given_up=ids, **{**log.options(), "mode": "rw"})
-        try:
-            elect_unclean(writable, only)
-            left = [each for each in ids if each in writable.controller.image.directories]
-            if left:
-                _remove(writable, left, force, throttle, progress)
-            else:
-                take_over(writable)
-        finally:
-            writable.close()
-        return
-    _remove(log, ids, force, throttle, progress)
-
-
-def _remove(
-    root: ReplicatedRoot,
-    ids: Sequence[int],
-    force: bool,
-    throttle: float | None,
-    progress: Callable[[int, int], object] | None,
-) -> None:
-    from embedlog.replication.reassign import remove_directories
-
-    remove_directories(root, ids, force=force, throttle=_throttle(throttle), progress=progress)
-
-
 def id_of(root: ReplicatedRoot, path: str) -> int:
     """Return the id of a directory of the log."""
     from embedlog.files.paths import real_path
@@ -257,25 +453,6 @@ def _throttle(bytes_per_second: float | None) -> Throttle | None:
     if not bytes_per_second > 0:
         raise InvalidConfigError(f"throttle must be more than 0, got {bytes_per_second!r}")
     return Throttle(bytes_per_second)
-
-
-def elect_leaders(
-    root: Root, partitions: Iterable[TopicPartition] | None, election: str
-) -> list[TopicPartition]:
-    """Elect leaders; see `Log.elect_leaders`."""
-    if election not in ("preferred", "unclean"):
-        raise InvalidConfigError(f"election must be preferred or unclean, got {election!r}")
-    root.context.check_writable()
-    chosen = _partitions(root, partitions)
-    for partition in chosen:
-        root.partition(*partition)  # or raises, before anything is changed
-    if not root.replicated:
-        return []
-    from embedlog.replication.reassign import elect_preferred
-    from embedlog.replication.unclean_election import elect_unclean
-
-    elect = elect_unclean if election == "unclean" else elect_preferred
-    return elect(several(root), chosen)
 
 
 def _partitions(root: Root, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
@@ -302,47 +479,6 @@ def _checked(partitions: object) -> list[TopicPartition]:
     return list(map(to_topic_partition, partitions))
 
 
-def reassign(
-    root: Root,
-    moves: Mapping[TopicPartition, Sequence[int]] | None,
-    *,
-    replication_factor: int | Mapping[str, int] | None,
-    throttle: float | None,
-    dry_run: bool,
-    progress: Callable[[int, int], object] | None,
-) -> ReassignmentResult:
-    """Move copies; see `Log.reassign`."""
-    from embedlog.replication import reassign as replication
-
-    log, limit = several(root), _throttle(throttle)
-    if moves is not None and replication_factor is not None:
-        raise InvalidConfigError("Pass moves or replication_factor, not both")
-    if moves is None:
-        factors = _replication_factors(log, replication_factor)
-        moves = replication.plan(log, replication_factors=factors)
-    before = {
-        TopicPartition(info.name, number): assignment
-        for info, number, assignment in replication.assignments(log)
-    }
-    replication.check(log, moves)
-    changes = {
-        TopicPartition(*partition): ReplicaMove(before[partition].target_replicas, tuple(replicas))
-        for partition, replicas in moves.items()
-        if partition in before and before[partition].target_replicas != tuple(replicas)
-    }
-    if dry_run:
-        return ReassignmentResult(changes, dry_run=True)
-    log.context.check_writable()
-    outcome = replication.run(log, moves, throttle=limit, progress=progress)
-    for partition, assignment in before.items():
-        if assignment.is_reassigning and partition not in changes:
-            replicas = tuple(
-                each for each in assignment.replicas if each not in assignment.adding_replicas
-            )
-            changes[partition] = ReplicaMove(replicas, assignment.target_replicas)
-    return ReassignmentResult(changes, **outcome._asdict())
-
-
 def _replication_factors(
     root: Root, replication_factor: int | Mapping[str, int] | None
 ) -> Mapping[str, int]:
@@ -356,23 +492,3 @@ def _replication_factors(
                 f"replication_factor must be an int, or ints by topic, got {replication_factor!r}"
             )
     return factors
-
-
-def cancel_reassignment(root: Root, partitions: Iterable[TopicPartition] | None) -> int:
-    """Keep the old copies of partitions that move; see `Log.cancel_reassignment`."""
-    from embedlog.replication import reassign as replication
-
-    log = several(root)
-    log.context.check_writable()
-    return replication.cancel(log, _partitions(log, partitions))
-
-
-def verify_replicas(
-    root: Root, progress: Callable[[int, int], object] | None
-) -> list[ReplicaDifference]:
-    """Compare copies; see `Log.verify`."""
-    if not root.replicated:
-        return []
-    from embedlog.replication.verify_copies import verify_copies
-
-    return verify_copies(several(root), progress)

@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from copy import deepcopy
-from importlib import import_module
-from typing import Any, Self, TypeGuard
+from typing import Self, TypeGuard
 
-from embedlog.api.log import Log, check_choice
+from embedlog.api.log import Log
 from embedlog.api.log import open as open_log
+from embedlog.api.opening import check_choice
 from embedlog.api.replicas import several
 from embedlog.display import html_table, moment, plural, public_names, text_table
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError, StorageError
@@ -64,8 +64,8 @@ def mirror(
     """Copy topics to another log, or to or from a Kafka cluster, and keep the copies up to date.
 
     Copies in a log have the offsets, keys, headers, timestamps, settings, partitions and schemas
-    of their source, and no other program may write to them, until `Log.failover`.  A mirror that
-    was interrupted at any instant continues exactly where it was when it is started again.
+    of their source, and no other program may write to them, until `Mirrors.failover`.  A mirror
+    that was interrupted at any instant continues exactly where it was when it is started again.
 
     Args:
         source: Where to copy from: an open log, its directory, or ``kafka://host:port``.
@@ -147,7 +147,9 @@ def _check(**flags: object) -> None:
 
 def _source(stack: ExitStack, end: End) -> tuple[MirrorSource, Root | None]:
     if _is_kafka(end):
-        kafka_source: MirrorSource = _kafka_ends().open_source(end)
+        from embedlog.mirrors.kafka_source import KafkaSource
+
+        kafka_source = KafkaSource(end)
         stack.callback(kafka_source.close)
         return kafka_source, None
     log = end if isinstance(end, Log) else stack.enter_context(_open_existing(end))
@@ -190,8 +192,9 @@ def _target(
 ) -> tuple[MirrorTarget, Root | None]:
     if _is_kafka(end):
         assert source is not None
-        ends = _kafka_ends()
-        kafka_target: MirrorTarget = ends.open_target(end, source, merge=merge, relay=relay)
+        from embedlog.mirrors.kafka_target import KafkaTarget
+
+        kafka_target = KafkaTarget(end, source, merge=merge, relay=relay)
         stack.callback(kafka_target.close)
         return kafka_target, None
     if source is not None:
@@ -236,11 +239,6 @@ def _directories(root: Root) -> list[str]:
 
 def _is_kafka(end: object) -> TypeGuard[str]:
     return isinstance(end, str) and end.startswith(KAFKA_SCHEME)
-
-
-def _kafka_ends() -> Any:
-    """Return the module of Kafka ends, which needs an extra."""
-    return import_module("embedlog.mirrors.kafka_ends")
 
 
 class MirrorRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from embedlog.display import need
 from embedlog.errors import UnsupportedFormatError
@@ -14,6 +14,8 @@ from embedlog.schemas.row_filter import polars_schema
 if TYPE_CHECKING:
     import polars
 
+    from embedlog.api.topic import TopicView
+
 _GROWTH = 4
 """Each frame has so many times the rows of the one before, until it has those of a batch."""
 _BATCH_ROWS = 1 << 17
@@ -22,16 +24,7 @@ Reads = Callable[[list[str], PushedFilter | None], Iterator[Any]]
 """Takes names of columns and a filter, which it need not apply, and yields record batches."""
 
 
-class Scannable(Protocol):
-    """A `TopicView`."""
-
-    name: str
-
-    def _scannable(self) -> tuple[Any, Reads]:
-        """Return the columns as a `pyarrow.Schema`, and what reads them."""
-
-
-def scan(view: Scannable) -> polars.LazyFrame:
+def scan(view: TopicView[Any, Any]) -> polars.LazyFrame:
     """Return a lazy frame of the records that a view has when the frame is collected.
 
     The columns are those of the schema as of now.
@@ -48,7 +41,7 @@ class ScanSource:
         view: The records.
     """
 
-    def __init__(self, view: Scannable) -> None:
+    def __init__(self, view: TopicView[Any, Any]) -> None:
         self._view = view
         self._schema: Any = None
         self._read: Reads = lambda _, __: iter(())

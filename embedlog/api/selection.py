@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
+    from embedlog.api.topic import Between, RowOptions
     from embedlog.schemas.row_filter import Where
     from embedlog.times import When
 
@@ -42,19 +43,24 @@ class Selection:
         self,
         view: object,
         columns: Sequence[str] | None,
-        where: Where | None,
-        latest: bool,
-        since: When | None,
-        between: tuple[When, When] | None,
+        *,
+        where: Where | None = None,
+        latest: bool = False,
+        since: When | None = None,
+        between: Between | None = None,
     ) -> None:
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got {columns!r}")
         check_where(where)
         self._view = cast("Any", view)
         self._view._limited(since, between)  # Raises if a time is wrong.
-        self._latest = latest
         self._columns = None if columns is None else list(columns)
-        self._where, self._since, self._between = where, since, between
+        self._rows: RowOptions = {
+            "where": where,
+            "latest": latest,
+            "since": since,
+            "between": between,
+        }
         self.schema()
         if self._is_stored():
             self._view._condition(where)
@@ -62,15 +68,6 @@ class Selection:
     def _is_stored(self) -> bool:
         """Whether the columns are those that `TopicView.batches` yields."""
         return bool(self._view._serializers() == ("bytes", "bytes"))
-
-    def _rows(self) -> dict[str, Any]:
-        """Return the chosen rows as arguments of `TopicView.to_arrow`."""
-        return {
-            "where": self._where,
-            "latest": self._latest,
-            "since": self._since,
-            "between": self._between,
-        }
 
     def schema(self) -> pa.Schema:
         """Return the columns.
@@ -85,16 +82,16 @@ class Selection:
 
     def to_arrow(self) -> pa.Table:
         """Return a table."""
-        return self._view.to_arrow(self._columns, **self._rows())
+        return self._view.to_arrow(self._columns, **self._rows)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a pandas DataFrame."""
-        frame: pandas.DataFrame = self._view.to_pandas(self._columns, **self._rows())
+        frame: pandas.DataFrame = self._view.to_pandas(self._columns, **self._rows)
         return frame
 
     def to_polars(self) -> polars.DataFrame:
         """Return a Polars DataFrame."""
-        frame: polars.DataFrame = self._view.to_polars(self._columns, **self._rows())
+        frame: polars.DataFrame = self._view.to_polars(self._columns, **self._rows)
         return frame
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -102,17 +99,16 @@ class Selection:
 
         The last record of each key, and the fields of JSON, need all records at once.
         """
-        if self._latest or not self._is_stored():
+        if self._rows["latest"] or not self._is_stored():
             return iter(self.to_arrow().to_batches())
-        times = {"since": self._since, "between": self._between}
-        batches: Iterator[pa.RecordBatch] = self._view.batches(
-            self._columns, where=self._where, **times
-        )
+        rows: dict[str, Any] = {**self._rows}
+        del rows["latest"]
+        batches: Iterator[pa.RecordBatch] = self._view.batches(self._columns, **rows)
         return batches
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read it."""
-        if self._latest or not self._is_stored():
+        if self._rows["latest"] or not self._is_stored():
             return self.to_arrow().__arrow_c_stream__(requested_schema)
         reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
         return reader.__arrow_c_stream__(requested_schema)
@@ -123,14 +119,15 @@ class Selection:
 
     def _title(self) -> str:
         parts = [f"Selection of {self._view.name}: {', '.join(self._columns or ['all columns'])}"]
-        if self._latest:
+        rows = self._rows
+        if rows["latest"]:
             parts.append("latest of each key")
-        if self._where is not None:
-            parts.append(f"where {cut(text_of(self._where))}")
-        if self._since is not None:
-            parts.append(f"since {self._since}")
-        if self._between is not None:
-            parts.append(f"between {self._between[0]} and {self._between[1]}")
+        if rows["where"] is not None:
+            parts.append(f"where {cut(text_of(rows['where']))}")
+        if rows["since"] is not None:
+            parts.append(f"since {rows['since']}")
+        if rows["between"] is not None:
+            parts.append("between {} and {}".format(*rows["between"]))
         return ", ".join(parts)
 
     def __repr__(self) -> str:

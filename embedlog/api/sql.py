@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from embedlog.api.scan import Scannable, ScanSource
+from embedlog.api.scan import ScanSource
 from embedlog.catalog import INTERNAL
 from embedlog.display import need
 from embedlog.errors import EmbedlogError, InvalidQueryError, UnknownTopicOrPartitionError
@@ -16,6 +16,8 @@ from embedlog.schemas.row_filter import failures, first_line, table_names
 
 if TYPE_CHECKING:
     import polars
+
+    from embedlog.api.topic import TopicView
 
 _SHOWN_TOPICS = 20
 _WORD = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
@@ -30,7 +32,9 @@ _PLAIN = re.compile(r"[A-Za-z_]\w*")
 """A name that SQL takes without quotes."""
 
 
-def sql(views: Mapping[str, Scannable], query: str, *, files: bool = False) -> polars.LazyFrame:
+def sql(
+    views: Mapping[str, TopicView[Any, Any]], query: str, *, files: bool = False
+) -> polars.LazyFrame:
     """Return the result of a query as a lazy frame; only the topics that it names are read.
 
     Args:

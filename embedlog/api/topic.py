@@ -9,11 +9,10 @@ from datetime import timedelta
 from itertools import chain, repeat
 from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, overload
 
 from embedlog.api.latest import get, latest
-from embedlog.api.offset_range import OffsetRange
-from embedlog.api.topic_files import TopicFile, topic_files
+from embedlog.api.offset_range import OffsetRange, TopicFile, topic_files
 from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
@@ -59,6 +58,26 @@ _SHOWN, _SHOWN_RANGES, _KEY_WIDTH = 5, 4, 30
 """What a display shows: records from each end, ranges of offsets, and characters of a key."""
 _FRAME_NAMES = frozenset("columns describe df dtypes groupby iloc info loc query shape".split())
 """What programs look for that take a view for a frame."""
+
+
+class RowOptions(TypedDict, total=False):
+    """Which records to read; see `TopicView.to_arrow`."""
+
+    where: Where | None
+    """Only rows for which this is true: an expression of pyarrow or Polars, or SQL."""
+    latest: bool
+    """Only the last record of each key, without tombstones."""
+    since: When | None
+    """Only records from this time on, such as ``"15m"`` (ago)."""
+    between: Between | None
+    """Only records between these two times."""
+
+
+class FrameOptions(RowOptions, total=False):
+    """Which records a frame has, and whether they are decoded."""
+
+    raw: bool
+    """Keys and values as bytes, whatever the serializers of the topic."""
 
 
 class TopicView(Generic[K, V]):
@@ -420,31 +439,14 @@ class TopicView(Generic[K, V]):
         return latest(self._root, self.name, self.ranges, schema)
 
     def to_pandas(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        where: Where | None = None,
-        latest: bool = False,
-        since: When | None = None,
-        between: Between | None = None,
-        raw: bool = False,
+        self, columns: Sequence[str] | None = None, **options: Unpack[FrameOptions]
     ) -> pandas.DataFrame:
         """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
-        table = self.to_arrow(
-            columns, where=where, latest=latest, since=since, between=between, raw=raw
-        )
-        return table.to_pandas()
+        return self.to_arrow(columns, **options).to_pandas()
 
     def to_polars(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        where: Where | None = None,
-        latest: bool = False,
-        since: When | None = None,
-        between: Between | None = None,
-        raw: bool = False,
+        self, columns: Sequence[str] | None = None, **options: Unpack[FrameOptions]
     ) -> polars.DataFrame:
         """Return a Polars DataFrame; see `to_arrow`.
 
@@ -453,9 +455,7 @@ class TopicView(Generic[K, V]):
         """
         from embedlog.schemas.row_filter import check_decimals
 
-        table = self.to_arrow(
-            columns, where=where, latest=latest, since=since, between=between, raw=raw
-        )
+        table = self.to_arrow(columns, **options)
         check_decimals(table.schema, self.name)
         frame: polars.DataFrame = need("polars").from_arrow(table)
         return frame
@@ -503,23 +503,12 @@ class TopicView(Generic[K, V]):
 
         return schema, read
 
-    def select(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        where: Where | None = None,
-        latest: bool = False,
-        since: When | None = None,
-        between: Between | None = None,
-    ) -> Selection:
+    def select(self, columns: Sequence[str] | None = None, **rows: Unpack[RowOptions]) -> Selection:
         """Return some columns and rows, which DuckDB and others can query; nothing is read yet.
 
         Args:
             columns: Names of columns; by default all.
-            where: Only rows for which this is true, as in `to_arrow`.
-            latest: Only the last record of each key.
-            since: Only records from this time on, as in `to_arrow`.
-            between: Only records between two times.
+            rows: ``where``, ``latest``, ``since`` and ``between`` of `to_arrow`.
 
         Raises:
             KeyError: There is no such column.
@@ -527,7 +516,7 @@ class TopicView(Generic[K, V]):
         """
         from embedlog.api.selection import Selection
 
-        return Selection(self, columns, where, latest, since, between)
+        return Selection(self, columns, **rows)
 
     def plot(
         self,
@@ -621,8 +610,8 @@ class TopicView(Generic[K, V]):
         For programs that read the files without embedlog; each record is in one of them.  In the
         directory there are others besides: files that compaction has replaced stay for
         ``file.delete.delay.ms``, so a program that lists the directory reads records twice.  For as
-        long, the files of this list can be opened after they were replaced; a lease (`Log.hold`)
-        keeps them longer.
+        long, the files of this list can be opened after they were replaced; a lease
+        (`Housekeeping.hold`) keeps them longer.
         """
         return list(topic_files(self._root, self.name, self.ranges()))
 

@@ -6,8 +6,7 @@ and a test needs nothing but values.
 
 - `members`: the input and output of an assignor, the claims of members, the check of a result.
 - `range_roundrobin`: range and round robin.
-- `sticky`: keeps owned partitions.
-- `balance`: the sticky assignment where subscriptions differ.
+- `sticky`: keeps owned partitions, also where subscriptions differ.
 - `min_cost_flow`: finds the best of all assignments.
 - `rebalance`: what each member may release and acquire now.
 - `select`: configured assignors, and the one that a group uses.

@@ -1,9 +1,9 @@
 """The audit: counts of records per topic and window of time, at every tier, and their differences.
 
 The audit listens to the clients of topics with ``audit=true`` (`embedlog.listeners`).
-`producer_counts`, `group_counts` and `range_counts` count what they do; it is reported to the topic
-``__audit`` (`audit_topic`, `reporter`).  The log is counted when it is asked for, from the heads of
-its batches (`log_counts`).  `comparison` names every difference.
+`producer_counts` and `group_counts` count what they do; it is reported to the topic
+``__audit`` (`audit_topic`, `reporter`).  The log is counted when it is asked for, from the heads
+of its batches (`log_counts`).  `comparison` names every difference.
 
 A report says which offsets it is about.  So a difference is exact, and a tier that has read
 only a part, or was killed before it reported, is distinguished from a loss.
@@ -30,8 +30,7 @@ def subscribe(root: R) -> R:
     def create(client: Client) -> Counts:
         # Imported here: most logs have no such topic.
         from embedlog.audit.group_counts import GroupCounts
-        from embedlog.audit.producer_counts import ProducerCounts
-        from embedlog.audit.range_counts import RangeCounts
+        from embedlog.audit.producer_counts import ProducerCounts, RangeCounts
 
         counts = {PRODUCER: ProducerCounts, COPY: ProducerCounts, GROUP: GroupCounts}
         opened = reference()

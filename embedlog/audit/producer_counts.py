@@ -1,6 +1,6 @@
-"""What a producer counts: the batches that it knows to be in the log, by minute.
+"""What producers, pipelines and mirrors count, by minute.
 
-A batch is counted once, when the log has answered for it: retries and duplicates do not
+A producer counts a batch once, when the log has answered for it: retries and duplicates do not
 count.  The drain of a topic only adds a tuple per batch to a queue; what is in the queue is
 put together when it is long, and for a report.
 """
@@ -14,7 +14,7 @@ from embedlog.audit.audit_topic import COUNT, END, START, Report
 from embedlog.audit.reporter import Counts
 from embedlog.batch import EncodedBatch, windows_of
 from embedlog.batch.time_windows import Windows, added, as_dict
-from embedlog.listeners import COPY, Identity
+from embedlog.listeners import COPY, CopiedRange, Identity
 from embedlog.partition import PartitionLog
 from embedlog.record import Appended
 
@@ -178,3 +178,47 @@ class ProducerCounts(Counts):
         # After the counts, in the same append.
         self._ended = [report._replace(kind=END) for report in self._started.values()]
         super().closed()
+
+
+class RangeCounts(Counts):
+    """What a pipeline or a mirror copied; all ranges of one name together must cover the log."""
+
+    def restart(self) -> None:
+        """See `Counts.restart`."""
+        super().restart()
+        self._begun: set[tuple[int, int]] = set()
+        self._runs: list[tuple[PartitionLog, CountedRun]] = []
+
+    def began(self, log: PartitionLog, offset: int) -> None:
+        """Report where it begins, before the first range of a partition.
+
+        So the first range is counted, even if the process dies before it reports it.
+        """
+        key = log.topic_id, log.partition
+        if key not in self._begun:
+            self._begun.add(key)
+            super().began(log, offset)
+
+    def copied(self, copied: CopiedRange) -> None:
+        """Count a range whose records are safe where they went."""
+        with self.lock:
+            for log, run in self._runs:
+                if log is copied.log and run.stop == copied.first_offset:
+                    break
+            else:
+                run = CountedRun(copied.first_offset)
+                self._runs.append((copied.log, run))
+            run.stop = copied.next_offset
+            for minute, (records, size) in copied.minutes.items():
+                run.add(minute, records, size)
+        self.reporter.add(self)
+
+    def take_reports(self) -> list[Report]:
+        """Return the counts since the last call."""
+        with self.lock:
+            runs, self._runs = self._runs, []
+        return [
+            self.report(COUNT, log, run.first, run.stop, run.minutes())
+            for log, run in runs
+            if run.first < run.stop
+        ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from embedlog.cli.open_log import to_read
 from embedlog.cli.parser import OK, CommandParser, parser
@@ -83,7 +83,7 @@ def complete(words: list[str]) -> int:
 
 def _candidates(before: list[str], prefix: str) -> Iterable[Candidate]:
     command = parser()
-    positionals: list[str] = []
+    positionals = 0
     option: argparse.Action | None = None
     root = command.get_default("root")
     for word in before:
@@ -91,45 +91,26 @@ def _candidates(before: list[str], prefix: str) -> Iterable[Candidate]:
             root = word if option.dest == "root" else root
             option = None
         elif word.startswith("-"):
-            option = _with_value(command, word)
+            options = (each for each in command.options() if each.nargs != 0)
+            option = next((each for each in options if word in each.option_strings), None)
         elif command.verbs is not None:
             verb: CommandParser | None = command.verbs.choices.get(word)
             if verb is None:
                 return ()
             command = verb
         else:
-            positionals.append(word)
+            positionals += 1
     if option is not None:
         return _values(option, root)
     if prefix.startswith("-"):
-        return _options(command)
+        named = [(name, each) for each in command.options() for name in each.option_strings]
+        return [(name, each.help or "") for name, each in named if name.startswith("--")]
     if command.verbs is not None:
         return [(name, verb.description or "") for name, verb in command.verbs.choices.items()]
-    action = _positional(command, len(positionals))
-    return () if action is None else _values(action, root)
-
-
-def _with_value(command: CommandParser, word: str) -> argparse.Action | None:
-    """Return the option if its value is the next word."""
-    for action in command.options():
-        if word in action.option_strings and action.nargs != 0:
-            return action
-    return None
-
-
-def _options(command: CommandParser) -> Iterator[Candidate]:
-    for action in command.options():
-        for name in action.option_strings:
-            if name.startswith("--"):
-                yield name, action.help or ""
-
-
-def _positional(command: CommandParser, number: int) -> argparse.Action | None:
-    """Return the argument that follows ``number`` others."""
     actions = command.positionals()
-    if number < len(actions):
-        return actions[number]
-    return actions[-1] if actions and actions[-1].nargs in ("*", "+") else None
+    if actions and positionals >= len(actions) and actions[-1].nargs not in ("*", "+"):
+        return ()
+    return _values(actions[min(positionals, len(actions) - 1)], root) if actions else ()
 
 
 def _values(action: argparse.Action, root: str | None) -> Iterable[Candidate]:
@@ -143,13 +124,13 @@ def _values(action: argparse.Action, root: str | None) -> Iterable[Candidate]:
             return [(name, "") for name in topic_names(args)]
         if metavar == "GROUP":
             with to_read(args) as log:
-                return [(name, "") for name in log.groups()]
+                return [(name, "") for name in log.groups]
         if metavar == "DIRECTORY":
             with to_read(args) as log:
-                return [(each.path, each.reason or "online") for each in log.replicas()]
+                return [(each.path, each.reason or "online") for each in log.replicas]
         if metavar.startswith("SUBJECT"):
             with to_read(args) as log:
-                return [(name, "") for name in log.schemas.subjects()]
+                return [(name, "") for name in log.schema_registry.subjects()]
     except (EmbedlogError, OSError):
         pass  # A shell can show no error here.
     return ()

@@ -6,17 +6,20 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from embedlog.api import Log, TopicView
-from embedlog.api.offset_range import OffsetRange
 from embedlog.cli import argument_types as types
-from embedlog.cli.formats import decoder, writer
-from embedlog.cli.open_log import rounds, to_follow, to_read
-from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
-from embedlog.cli.selection import add_rows, view_of
+from embedlog.cli.open_log import rounds, to_follow, to_read, view_of
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option, add_rows
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
-from embedlog.record import Record
-from embedlog.registry import binder
+
+if TYPE_CHECKING:
+    from embedlog.api import Log, TopicView
+    from embedlog.api.offset_range import OffsetRange
+    from embedlog.record import Record
+
+    Start = Callable[[Log, OffsetRange], OffsetRange]
+    """Takes the offsets of a partition, and returns those to print first."""
 
 FORMATS = """\
 FORMAT is kcat's:  %t topic  %p partition  %o offset  %k key  %s value  %T timestamp (ms)
@@ -32,11 +35,6 @@ examples:
   embedlog consume flights --columns carrier,dep_delay --where "distance between 100 and 200"
   embedlog consume airlines -f '%k: %s\\n'
 """
-
-_CHUNK_RECORDS = 1000
-
-Start = Callable[[Log, OffsetRange], OffsetRange]
-"""Takes the offsets of a partition, and returns those to print first."""
 
 
 def _selection(command: CommandParser, format_names: str) -> None:
@@ -84,20 +82,24 @@ def _start(args: argparse.Namespace) -> Start:
     word = args.offset or ("latest" if args.follow and not args.from_beginning else "earliest")
     if word == "earliest":
         return _from_beginning
-    if word == "latest":
-        return _before_end(args.topic, 0)
     try:
-        number = int(word)
+        number = 0 if word == "latest" else int(word)
     except ValueError:
         raise InvalidConfigError(
             f"--offset must be a number, -number, earliest or latest, got {word!r}"
         ) from None
-    if number < 0 or word.startswith("-"):
+    if number < 0 or word in ("latest", "-0"):
         return _before_end(args.topic, -number)
-    if args.partition is not None:
-        return _exactly(args.topic, number)
-    # Partitions without this offset begin at the nearest one.
-    return lambda _, part: part._replace(start=min(max(number, part.start), part.stop))
+
+    def start(_: Log, part: OffsetRange) -> OffsetRange:
+        # Without --partition, partitions that do not have this offset begin at the nearest one.
+        if args.partition is not None and not part.start <= number <= part.stop:
+            what = f"The log holds offsets [{part.start}, {part.stop})"
+            where = {"topic": args.topic, "partition": part.partition, "offset": number}
+            raise OffsetOutOfRangeError(what, **where)
+        return part._replace(start=min(max(number, part.start), part.stop))
+
+    return start
 
 
 def _from_beginning(_: Log, part: OffsetRange) -> OffsetRange:
@@ -114,23 +116,15 @@ def _before_end(topic: str, count: int) -> Start:
     return start
 
 
-def _exactly(topic: str, number: int) -> Start:
-    def start(_: Log, part: OffsetRange) -> OffsetRange:
-        if not part.start <= number <= part.stop:
-            what = f"The log holds offsets [{part.start}, {part.stop})"
-            raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
-        return part._replace(start=number)
-
-    return start
-
-
 def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int:
+    from embedlog.cli.formats import CHUNK_RECORDS, writer
+
     write, out, printed = writer(args.format, args.json), sys.stdout.buffer, 0
     with to_follow(args) if args.follow else to_read(args) as log:
         read = _reader(log, args)
         for view in _views(log, args, start):
             records = islice(read(view), None if max_records is None else max_records - printed)
-            while chunk := list(islice(records, _CHUNK_RECORDS)):
+            while chunk := list(islice(records, CHUNK_RECORDS)):
                 out.write(write(chunk))
                 printed += len(chunk)
             out.flush()
@@ -141,11 +135,12 @@ def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int
 
 def _reader(log: Log, args: argparse.Namespace) -> Callable[[TopicView], Iterator[Record]]:
     """Return a function that yields a view's records, with keys and values for `writer`."""
+    from embedlog.cli.formats import CHUNK_RECORDS, TypedRecords, decoder
+    from embedlog.registry import binder
+
     columns, where = getattr(args, "columns", None), getattr(args, "where", None)
     info = log.root.topic(args.topic)
     if info.schema_version:
-        from embedlog.cli.typed_records import TypedRecords
-
         return TypedRecords(args.topic, columns, where, as_json=args.json).read
     for option, value in (("--columns", columns), ("--where", where)):
         if value is not None:
@@ -158,7 +153,7 @@ def _reader(log: Log, args: argparse.Namespace) -> Callable[[TopicView], Iterato
 
     def read(view: TopicView) -> Iterator[Record]:
         records = iter(view)
-        while chunk := list(islice(records, _CHUNK_RECORDS)):
+        while chunk := list(islice(records, CHUNK_RECORDS)):
             yield from decode(chunk)
 
     return read

@@ -1,13 +1,15 @@
-"""`embedlog doctor`: checks the machine, and the state of the log."""
+"""Checks the machine, and the state of the log, for `embedlog doctor`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+import shutil
 import statistics
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import metadata
@@ -15,8 +17,6 @@ from typing import Any
 
 from embedlog import checksum, kv
 from embedlog.cli.open_log import is_log, root_of, to_read
-from embedlog.cli.parser import FAILED, OK
-from embedlog.cli.printing import say_result
 from embedlog.display import plural
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
@@ -44,8 +44,8 @@ _PROBES = 9
 Report = dict[str, Any]
 
 
-def doctor(args: argparse.Namespace) -> int:
-    """Print measurements and findings."""
+def report_of(args: argparse.Namespace) -> Report:
+    """Return the measurements of the machine, and of the log if there is one."""
     report: Report = {"versions": _versions(), "checksum": _checksum()}
     root = root_of(args)
     if os.path.isdir(root):
@@ -57,15 +57,15 @@ def doctor(args: argparse.Namespace) -> int:
                 report["log"] = _log(files)
                 member = read_member(files)
                 if member is not None:
-                    report["directories"] = _directories(member)
+                    report["directories"] = {
+                        str(number): _directory(member, number) for number in sorted(member.paths)
+                    }
                     report["copies"] = _copies(args)
         finally:
             files.close_all()
     elif os.path.exists(root):
         raise NotALogError("The path is a file", path=root)
-    findings = list(_findings(report))
-    say_result(args, {**report, "findings": findings}, _lines(report, findings))
-    return FAILED if findings else OK
+    return report
 
 
 def _versions() -> Report:
@@ -96,11 +96,16 @@ def _storage(files: Files) -> Report:
     return {
         "root": files.root,
         "filesystem": files.filesystem(),
-        "free_bytes": files.free_bytes(),
+        "free_bytes": _free_bytes(files.root),
         "reserve_bytes": Reserve(files).held(),
         "writable": writable,
         "fsync_us": _fsync_us(files.root) if writable else None,
     }
+
+
+def _free_bytes(path: str) -> int:
+    """Return the free bytes for any user; root may also use blocks that ext4 reserves."""
+    return shutil.disk_usage(path).free
 
 
 def _fsync_us(root: str) -> int:
@@ -121,10 +126,14 @@ def _fsync_us(root: str) -> int:
 
 
 def _log(files: Files) -> Report:
+    try:
+        version = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("format")
+    except ValueError:
+        version = None
     live_is_valid = startup.live_is_valid(files)
     jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
     return {
-        "format": _format(files),
+        "format": version if isinstance(version, int) else None,
         "in_use": _in_use(files),
         "closed_cleanly": files.exists(startup.CLEAN_FILE),
         "live_is_of_this_boot": live_is_valid,
@@ -135,37 +144,34 @@ def _log(files: Files) -> Report:
     }
 
 
-def _directories(member: DirectoryMember) -> Report:
-    """Report what is at the path of each directory of the log."""
-    return {str(number): _directory(member, number) for number in sorted(member.paths)}
-
-
 def _directory(member: DirectoryMember, number: int) -> Report:
+    """Check the path of a directory of the log."""
     path = member.paths[number]
     report: Report = {"path": path, "device": None, "free_bytes": 0, "state": "missing"}
     if not os.path.isdir(path):
         return report
     try:
         files = Files(path, writable=False)
+        try:
+            other, (device, _) = read_member(files), files.identity()
+        finally:
+            files.close_all()
     except EmbedlogError as error:
         return {**report, "state": str(error)}
-    try:
-        other = read_member(files)
-        is_it = other is not None and other[:2] == (member.cluster_id, number)
-        state = "present" if is_it else f"there, but not directory {number} of the log"
-        device = f"{os.major(files.identity()[0])}:{os.minor(files.identity()[0])}"
-        return {**report, "device": device, "free_bytes": files.free_bytes(), "state": state}
-    except EmbedlogError as error:
-        return {**report, "state": str(error)}
-    finally:
-        files.close_all()
+    is_it = other is not None and other[:2] == (member.cluster_id, number)
+    return {
+        "path": path,
+        "device": f"{os.major(device)}:{os.minor(device)}",
+        "free_bytes": _free_bytes(path),
+        "state": "present" if is_it else f"there, but not directory {number} of the log",
+    }
 
 
 def _copies(args: argparse.Namespace) -> Report:
-    """Return how many partitions lack copies, by the metadata."""
+    """Count the partitions that lack copies, by the metadata."""
     try:
         with to_read(args) as log:
-            directories = log.replicas()
+            directories, leaderless = list(log.replicas), log.replicas.leaderless
             infos = log.root.topics().values()
             placements = [part.placement for part in log.root.partition_logs(infos)]
     except EmbedlogError as error:
@@ -175,18 +181,8 @@ def _copies(args: argparse.Namespace) -> Report:
         "offline": sum(not each.online for each in directories),
         "under_replicated": sum(len(each.isr) < len(each.replicas) for each in placements),
         "single": sum(len(each.replicas) == 1 for each in placements),
-        "leaderless": len(directories.leaderless),
+        "leaderless": len(leaderless),
     }
-
-
-def _format(files: Files) -> int | None:
-    import tomllib
-
-    try:
-        version = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("format")
-    except ValueError:
-        return None
-    return version if isinstance(version, int) else None
 
 
 def _in_use(files: Files) -> bool | None:
@@ -232,7 +228,7 @@ def _old_readers(store: kv.LmdbStore) -> list[int]:
     return sorted({pid for pid, _, _ in before & store.lagging()})
 
 
-def _findings(report: Report) -> Iterator[str]:
+def findings_of(report: Report) -> Iterator[str]:
     """Yield the problems that the user should solve."""
     speed = report["checksum"]["mb_per_second"]
     if speed < _SLOW_CHECKSUM:
@@ -314,7 +310,8 @@ def _directory_findings(directories: Report, copies: Report) -> Iterator[str]:
         yield f"{plural(copies['under_replicated'], 'partition')} with copies that are not in sync"
 
 
-def _lines(report: Report, findings: list[str]) -> Iterator[str]:
+def lines_of(report: Report, findings: list[str]) -> Iterator[str]:
+    """Yield the lines to print for a report and its findings."""
     for title, facts in report.items():
         yield f"{title}:"
         for name, fact in facts.items():

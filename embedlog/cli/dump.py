@@ -1,12 +1,10 @@
-"""`embedlog dump`: prints the batches of a segment file, even if it is damaged."""
+"""Reads the batches of a segment file, even if it is damaged, for `embedlog dump`."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,8 +13,6 @@ from embedlog import kv
 from embedlog.batch import Batch
 from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, PREFIX, TRAILER
 from embedlog.catalog import schema_versions
-from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag
-from embedlog.cli.printing import say, say_json
 from embedlog.display import plural
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
 from embedlog.files import Files
@@ -134,34 +130,6 @@ def _schemas_of_topic(root: str, topic_id: int) -> list[TopicSchema]:
         files.close_all()
 
 
-def dump_options(command: CommandParser) -> None:
-    """Add the options."""
-    command.add_argument("file", metavar="SEGMENT_FILE")
-    add_flag(command, "--columns", "also print a line per column")
-
-
-def dump(args: argparse.Namespace) -> int:
-    """Print every batch, and the damage between them."""
-    path = os.path.abspath(args.file)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"No such file: {args.file}")
-    files = Files(os.path.dirname(path), writable=False, unsafe_filesystem=True)
-    try:
-        segment = DumpedSegment(files, os.path.basename(path))
-        show = say_json if args.json else partial(_print, args.columns)
-        damaged = 0
-        for facts in segment.items():
-            damaged += "damage" in facts
-            show(facts)
-    finally:
-        files.close_all()
-    if not args.json:
-        state = "sealed" if segment.sealed else "not sealed"
-        damage = plural(damaged, "damaged place")
-        say(f"{args.file}: {plural(segment.size, 'byte')}, {state}, {damage}")
-    return FAILED if damaged else OK
-
-
 def _damage(start: int, stop: int, what: str) -> dict[str, Any]:
     return {"position": start, "size": stop - start, "damage": what}
 
@@ -199,17 +167,18 @@ def _block(segment: SegmentFile, batch: Batch) -> dict[str, Any]:
     }
 
 
-def _print(columns: bool, facts: dict[str, Any]) -> None:
+def lines_of(facts: dict[str, Any], *, columns: bool) -> Iterator[str]:
+    """Yield the lines to print for a batch, or for damage, of `DumpedSegment.items`."""
     where = f"{facts['position']:>10} +{facts['size']}"
     if "count" not in facts:
-        say(f"{where}  DAMAGED: {facts['damage']}")
+        yield f"{where}  DAMAGED: {facts['damage']}"
         return
     producer = ""
     if facts["producer_id"] is not None:
         identity = f"{facts['producer_id']}:{facts['producer_epoch']}"
         producer = f"  producer {identity} from {facts['base_sequence']}"
     flags = f"  ({', '.join(facts['flags'])})" if facts["flags"] else ""
-    say(
+    yield (
         f"{where}  offsets [{facts['base_offset']}, {facts['next_offset']}), "
         f"{plural(facts['count'], 'record')}  "
         f"times {facts['min_timestamp']} to {facts['max_timestamp']}  "
@@ -217,9 +186,9 @@ def _print(columns: bool, facts: dict[str, Any]) -> None:
         f"body {facts['body_size']}  crc {facts['block_crc']} {facts['metadata_crc']}{flags}"
     )
     for column in facts["columns"] if columns else ():
-        say(
+        yield (
             f"{'':>12}{column['name']}: {column['bytes']} bytes, crc {column['crc']}, "
             f"{plural(column['nulls'], 'null')}"
         )
     if "damage" in facts:
-        say(f"{'':>12}DAMAGED: {facts['damage']}")
+        yield f"{'':>12}DAMAGED: {facts['damage']}"

@@ -1,4 +1,4 @@
-"""The formats of printed records: kcat's, or JSON."""
+"""Printed records: their formats, which are kcat's or JSON, and what is decoded for them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import base64
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from json.encoder import encode_basestring as _quoted
+from typing import Any
 
+from embedlog.api import TopicView
+from embedlog.api.typed_topic import TypedTopicView
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
+from embedlog.lazy import pa
 from embedlog.record import Record
 from embedlog.registry import AvroToJson
+from embedlog.schemas.json_columns import json_objects, to_json
+from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.values import arrow_array, checker_of, nullable
 from embedlog.serializers import Adapter, Bind, adapt, encode_json
 
 Writer = Callable[[Sequence[Record]], bytes]
 """Returns the bytes to print for some records."""
 
+CHUNK_RECORDS = 1000
+"""How many records are formatted at a time."""
+_OWN = ("partition", "offset", "timestamp")
 _TOKENS = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _FIELDS: dict[str, Callable[[Record], bytes]] = {
@@ -152,3 +163,95 @@ def json_headers(headers: Iterable[tuple[str, bytes | None]]) -> str:
     """Return headers as JSON pairs."""
     pairs = [f"[{_quoted(name)}, {_json(value)}]" for name, value in headers]
     return f"[{', '.join(pairs)}]"
+
+
+# Typed topics
+
+
+class TypedRecords:
+    """Reads records whose values are the JSON of some columns, as `writer` takes them.
+
+    Args:
+        topic: The topic.
+        columns: The columns of the values; None for those of the topic.
+        where: A condition in SQL on the records; None for all.
+        as_json: Whether `writer` writes JSON.
+    """
+
+    def __init__(
+        self, topic: str, columns: Sequence[str] | None, where: str | None, *, as_json: bool
+    ) -> None:
+        self._topic, self._columns, self._where, self._as_json = topic, columns, where, as_json
+
+    def read(self, view: TopicView) -> Iterator[Record]:
+        """Yield the records of a view; with columns or a condition, without tombstones.
+
+        Raises:
+            InvalidConfigError: There is no such column.
+            InvalidQueryError: The condition is wrong.
+        """
+        # The schema may change while a command follows a topic.
+        assert isinstance(view, TypedTopicView)
+        schema = view._schema()
+        names = list(self._columns or schema.columns.names)
+        try:
+            view.schema(names)
+        except KeyError as error:
+            raise InvalidConfigError(error.args[0], topic=self._topic) from None
+        if self._columns is None and self._where is None:
+            yield from self._all(view, schema)
+            return
+        read = list(dict.fromkeys((*_OWN, *schema.key, *names)))
+        for batch in view.batches(read, where=self._where):
+            yield from self._records(batch, schema, names)
+
+    def _all(self, view: TypedTopicView, schema: TopicSchema) -> Iterator[Record]:
+        """Yield records with their headers, and tombstones."""
+        records = iter(view)
+        while chunk := list(islice(records, CHUNK_RECORDS)):
+            rows = [record.value for record in chunk if record.value is not None]
+            values = json_objects(_table(rows, schema, schema.columns.names))
+            keys = [
+                record.key if isinstance(record.key, tuple) else (record.key,) for record in chunk
+            ]
+            key_rows = [dict(zip(schema.key, key, strict=False)) for key in keys]
+            key_columns = _table(key_rows, schema, schema.key)
+            keys_as_json = zip(*map(to_json, key_columns.columns), strict=True)
+            for record in chunk:
+                key = self._key(list(next(keys_as_json, ())))
+                value = None
+                if record.value is not None:
+                    value = json.dumps(next(values), ensure_ascii=False)
+                yield record._replace(key=self._text(key), value=self._text(value))
+
+    def _records(self, batch: Any, schema: TopicSchema, names: list[str]) -> Iterator[Record]:
+        own = [batch.column(name).to_pylist() for name in _OWN[:2]]
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        keys = zip(*(to_json(batch.column(name)) for name in schema.key), strict=True)
+        values = json_objects(pa.Table.from_batches([batch]).select(names))
+        for partition, offset, time, value in zip(*own, times, values, strict=True):
+            key = self._key(list(next(keys, ())))
+            text = self._text(json.dumps(value, ensure_ascii=False))
+            yield Record(self._topic, partition, offset, time, 0, self._text(key), text, [])
+
+    def _key(self, items: list[Any]) -> str | None:
+        """Return a key as JSON; one of text, unless JSON is written, as it is."""
+        if not items or items == [None]:
+            return None
+        if len(items) == 1:
+            (item,) = items
+            return item if isinstance(item, str) and not self._as_json else json.dumps(item)
+        return json.dumps(items, ensure_ascii=False)
+
+    def _text(self, text: str | None) -> Any:
+        """Return JSON: `writer` takes text for JSON, and bytes for what to print."""
+        return text if text is None or self._as_json else text.encode()
+
+
+def _table(rows: list[dict[str, Any]], schema: TopicSchema, names: Sequence[str]) -> pa.Table:
+    arrays = []
+    for name in names:
+        kind = schema.columns.field(name).type
+        check = nullable(checker_of(kind))
+        arrays.append(arrow_array([check(row[name]) for row in rows], kind))
+    return pa.table(arrays, names=list(names))

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_follow, to_read, to_write
 from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
-from embedlog.cli.printing import note, say, say_json, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say, say_json, say_result, say_rows, table
 from embedlog.display import moment
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
@@ -47,14 +46,13 @@ def list_options(command: CommandParser) -> None:
 def list_(args: argparse.Namespace) -> int:
     """Print the names of all groups; with --state also state and number of members."""
     with to_read(args) as log:
-        names = log.groups()
-        groups = [log.group(name).describe() for name in names if args.state]
+        names = list(log.groups)
+        groups = [log.groups[name].describe() for name in names if args.state]
     if not args.state:
         say_result(args, names, names)
         return OK
     rows = [(group.group, group.state, len(group.members)) for group in groups]
-    states = [dict(zip(("group", "state", "members"), row, strict=True)) for row in rows]
-    say_result(args, states, table(("GROUP", "STATE", "#MEMBERS"), rows))
+    say_rows(args, ("GROUP", "STATE", "#MEMBERS"), ("group", "state", "members"), rows)
     return OK
 
 
@@ -66,7 +64,7 @@ def describe_options(command: CommandParser) -> None:
 def describe(args: argparse.Namespace) -> int:
     """Print state, partitions and members."""
     with to_read(args) as log:
-        groups = [log.group(name).describe() for name in args.groups or log.groups()]
+        groups = [log.groups[name].describe() for name in args.groups or list(log.groups)]
     if args.json:
         say_json([group.to_dict() for group in groups])
         return OK
@@ -127,9 +125,9 @@ def lag(args: argparse.Namespace) -> int:
 
 def _print_lag(args: argparse.Namespace, log: Log) -> None:
     rows = []
-    for name in args.groups or log.groups():
+    for name in args.groups or list(log.groups):
         try:
-            group = log.group(name).describe()
+            group = log.groups[name].describe()
         except GroupIdNotFoundError:
             if args.groups and args.watch is None:
                 raise
@@ -137,9 +135,7 @@ def _print_lag(args: argparse.Namespace, log: Log) -> None:
         rows += [(name, *_progress(part), part.lag_ms) for part in group.partitions]
     if args.watch is not None and not args.json and sys.stdout.isatty():
         sys.stdout.write(_CLEAR)
-    fields = ("group", *_PROGRESS_FIELDS, "lag_ms")
-    documents = [dict(zip(fields, row, strict=True)) for row in rows]
-    say_result(args, documents, table((*_LAG, "LAG-MS"), rows))
+    say_rows(args, (*_LAG, "LAG-MS"), ("group", *_PROGRESS_FIELDS, "lag_ms"), rows)
 
 
 def reset_options(command: CommandParser) -> None:
@@ -172,7 +168,7 @@ def reset(args: argparse.Namespace) -> int:
     topics, partitions = _split(args.topic)
     targets = (args.to, args.to_offset, args.to_datetime, args.by_duration)
     with to_write(args) if args.execute else to_read(args) as log:
-        group = log.group(args.group)
+        group = log.groups[args.group]
         changes = group.reset_offsets(
             next((target for target in targets if target is not None), None),
             shift=args.shift_by,
@@ -205,7 +201,7 @@ def delete_offsets(args: argparse.Namespace) -> int:
     """Delete the committed offsets of topics or partitions."""
     topics, partitions = _split(args.topic)
     with to_write(args) as log:
-        log.group(args.group).delete_offsets(partitions, topics=topics)
+        log.groups[args.group].delete_offsets(partitions, topics=topics)
     names = [f"{name}-{number}" for name, number in partitions]
     note(f"Deleted offsets of {args.group}: {', '.join([*topics, *names])}")
     if args.json:
@@ -224,7 +220,7 @@ def delete(args: argparse.Namespace) -> int:
     """Delete groups; with --topic only their committed offsets for it."""
     topics, partitions = _split(args.topic)
     with to_write(args) as log:
-        groups = [log.group(name) for name in args.groups]
+        groups = [log.groups[name] for name in args.groups]
         for group in groups:
             group.members()  # Raises before any is deleted if one does not exist.
         for group in groups:

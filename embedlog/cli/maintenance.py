@@ -1,22 +1,25 @@
-"""`embedlog compact`, `maintain`, `explain`, `verify`, `repair` and `share`."""
+"""`embedlog compact`, `maintain`, `explain`, `verify`, `repair`, `dump`, `doctor` and `share`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag
-from embedlog.cli.printing import note, say_result
+from embedlog.cli.printing import note, say, say_json, say_result
 from embedlog.display import plural
-from embedlog.progress import ProgressBar
+from embedlog.progress import ProgressBar, format_bytes
 
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult
 
-
-_FIELDS = ("bytes_before", "bytes_after", "records_read", "records_kept", "tombstones", "why")
+_FIELDS = (
+    *("topic", "partition", "bytes_before", "bytes_after", "records_read", "records_kept"),
+    *("tombstones", "why"),
+)
 
 
 def compact_options(command: CommandParser) -> None:
@@ -28,29 +31,32 @@ def compact_options(command: CommandParser) -> None:
 def compact(args: argparse.Namespace) -> int:
     """Compact topics, and print the result for each partition."""
     with to_write(args) as log:
-        results = [result for name in args.topics for result in log.compact(name, force=args.force)]
-    say_result(args, [_to_dict(result) for result in results], map(_line, results))
+        results = [
+            result
+            for name in args.topics
+            for result in log.housekeeping.compact(name, force=args.force)
+        ]
+    say_result(args, *_results(results))
     if not results:
         note("No partition is due; see embedlog explain, or use --force")
     return OK
 
 
-def _line(result: CleanResult) -> str:
-    return f"{result.topic}-{result.partition}: {result.why}"
-
-
-def _to_dict(result: CleanResult) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in ("topic", "partition", *_FIELDS)}
+def _results(results: list[CleanResult]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the results of compactions as documents and as lines."""
+    documents = [{name: getattr(result, name) for name in _FIELDS} for result in results]
+    return documents, [f"{each.topic}-{each.partition}: {each.why}" for each in results]
 
 
 def maintain(args: argparse.Namespace) -> int:
     """Run all jobs once, and print what was deleted and compacted."""
     with to_write(args) as log:
-        results = log.maintain()
+        results = log.housekeeping.run()
     deleted, compacted = results["retention"], results["compaction"]
+    documents, compactions = _results(compacted)
     document = {
         "deleted": [result._asdict() for result in deleted],
-        "compacted": [_to_dict(result) for result in compacted],
+        "compacted": documents,
         "offsets_expired": results["offsets"],
     }
     lines = [
@@ -58,7 +64,7 @@ def maintain(args: argparse.Namespace) -> int:
         f"{result.bytes:,} bytes; the log begins at {result.start_offset}"
         for result in deleted
     ]
-    say_result(args, document, (*lines, *map(_line, compacted)))
+    say_result(args, document, (*lines, *compactions))
     if not (args.json or deleted or compacted):
         note("Nothing was due")
     return FAILED if any(result.error is not None for result in compacted) else OK
@@ -72,14 +78,14 @@ def explain_options(command: CommandParser) -> None:
 def explain(args: argparse.Namespace) -> int:
     """Print what retention and compaction will do with topics, and why."""
     with to_read(args) as log:
-        lines = {name: _explain(log.topic(name)) for name in args.topics or log.topics()}
+        lines = {}
+        for name in args.topics or log.topics():
+            topic = log.topic(name)
+            compacts = "compact" in topic.config["cleanup.policy"]
+            compaction = topic.explain_compaction() if compacts else []
+            lines[name] = [*topic.describe_retention(), *compaction]
     say_result(args, lines, chain.from_iterable(lines.values()))
     return OK
-
-
-def _explain(topic: Any) -> list[str]:
-    compacts = "compact" in topic.config["cleanup.policy"]
-    return [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
 
 
 def verify_options(command: CommandParser) -> None:
@@ -88,30 +94,23 @@ def verify_options(command: CommandParser) -> None:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Print the findings; change nothing."""
-    if args.replicas:
-        return _verify_replicas(args)
-    with to_read(args) as log, ProgressBar("verify") as bar:
-        findings = log.verify(progress=bar)
-        topics = len(log.topics())
-    document = {"findings": [finding._asdict() for finding in findings]}
+    """Print the findings, or where copies differ first; change nothing."""
+    unit = "{:,.0f} partitions".format if args.replicas else format_bytes
+    with to_read(args) as log, ProgressBar("verify", unit) as bar:
+        if args.replicas:
+            name, findings = (
+                "differences",
+                list[Any](log.housekeeping.verify(replicas=True, progress=bar)),
+            )
+            healthy = f"the copies are equal; directories: {len(log.replicas)}"
+        else:
+            name, findings = "findings", log.housekeeping.verify(progress=bar)
+            healthy = f"healthy; topics: {len(log.topics())}"
+    document = {name: [finding._asdict() for finding in findings]}
     say_result(args, document, map(str, findings))
     if not args.json:
-        note(f"findings: {len(findings)}" if findings else f"healthy; topics: {topics}")
+        note(f"{name}: {len(findings)}" if findings else healthy)
     return FAILED if findings else OK
-
-
-def _verify_replicas(args: argparse.Namespace) -> int:
-    """Print where copies differ first."""
-    with to_read(args) as log, ProgressBar("verify", "{:,.0f} partitions".format) as bar:
-        differences = log.verify(replicas=True, progress=bar)
-        directories = len(log.replicas())
-    document = {"differences": [difference._asdict() for difference in differences]}
-    say_result(args, document, map(str, differences))
-    if not args.json:
-        healthy = f"the copies are equal; directories: {directories}"
-        note(f"differences: {len(differences)}" if differences else healthy)
-    return FAILED if differences else OK
 
 
 def repair_options(command: CommandParser) -> None:
@@ -123,7 +122,7 @@ def repair(args: argparse.Namespace) -> int:
     """Print what is dropped, or would be."""
     with to_write(args) as log, ProgressBar("repair") as bar:
         mended = log.root.startup_report
-        repaired = log.repair(dry_run=not args.yes, progress=bar)
+        repaired = log.housekeeping.repair(dry_run=not args.yes, progress=bar)
     document = {"mended": mended, "repaired": repaired, "dry_run": not args.yes}
     say_result(args, document, (*mended, *repaired))
     if not args.json and not repaired:
@@ -131,6 +130,48 @@ def repair(args: argparse.Namespace) -> int:
     elif not args.json and not args.yes:
         note("Dry run, nothing was changed; repeat the command with --yes")
     return FAILED if repaired and not args.yes else OK
+
+
+def dump_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("file", metavar="SEGMENT_FILE")
+    add_flag(command, "--columns", "also print a line per column")
+
+
+def dump(args: argparse.Namespace) -> int:
+    """Print every batch, and the damage between them."""
+    from embedlog.cli.dump import DumpedSegment, lines_of
+    from embedlog.files import Files
+
+    path = os.path.abspath(args.file)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"No such file: {args.file}")
+    files = Files(os.path.dirname(path), writable=False, unsafe_filesystem=True)
+    try:
+        segment, damaged = DumpedSegment(files, os.path.basename(path)), 0
+        for facts in segment.items():
+            damaged += "damage" in facts
+            if args.json:
+                say_json(facts)
+            else:
+                say(*lines_of(facts, columns=args.columns))
+    finally:
+        files.close_all()
+    if not args.json:
+        state = "sealed" if segment.sealed else "not sealed"
+        damage = plural(damaged, "damaged place")
+        say(f"{args.file}: {plural(segment.size, 'byte')}, {state}, {damage}")
+    return FAILED if damaged else OK
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Print measurements and findings."""
+    from embedlog.cli.doctor import findings_of, lines_of, report_of
+
+    report = report_of(args)
+    findings = list(findings_of(report))
+    say_result(args, {**report, "findings": findings}, lines_of(report, findings))
+    return FAILED if findings else OK
 
 
 def share_options(command: CommandParser) -> None:
@@ -142,5 +183,5 @@ def share_options(command: CommandParser) -> None:
 def share(args: argparse.Namespace) -> int:
     """Let a group read the records of the log, and stage others."""
     with to_write(args) as log:
-        log.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
+        log.housekeeping.share(int(args.group) if args.group.isdecimal() else args.group, args.mode)
     return OK

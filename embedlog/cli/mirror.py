@@ -16,8 +16,7 @@ from embedlog.cli import argument_types as types
 from embedlog.cli.argument_types import topic as parse_topic
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_list, add_option
-from embedlog.cli.printing import note, say, say_json, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say, say_json, say_result, table
 from embedlog.display import moment
 from embedlog.errors import InvalidConfigError
 from embedlog.record import TopicPartition
@@ -84,7 +83,7 @@ def mirror_options(command: CommandParser) -> None:
     add_flag(command, "--merge", "append to topics that others write to, too")
     add_flag(command, "--relay", "with --merge, also copy what came to the source from other sites")
     add_option(command, "--name", "NAME", "the name of the mirror in its status")
-    add_flag(command, "--sync", "flush what is copied to the disk at once, to survive a power cut")
+    add_flag(command, "--sync", "flush each copied batch to the disk, to survive a power cut")
 
 
 def mirror(args: argparse.Namespace) -> int:
@@ -151,7 +150,7 @@ def show_status(args: argparse.Namespace) -> int:
     """Print the mirrors of a log, with their topics; exit code 1 if one died or has errors."""
     place = args if args.target is None else argparse.Namespace(root=args.target)
     with to_read(place) as log:
-        statuses = log.mirrors()
+        statuses = list(log.mirrors)
     if args.json:
         say_json([status.to_dict() for status in statuses])
     else:
@@ -227,7 +226,7 @@ def failover(args: argparse.Namespace) -> int:
             raise InvalidConfigError("Pass either --strategy or --offset")
         strategy = dict(map(_offset, args.offset))
     with to_write(args) if args.execute else to_read(args) as log:
-        result = log.failover(
+        result = log.mirrors.failover(
             args.groups,
             strategy,
             at=args.at,

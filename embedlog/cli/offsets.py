@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 
 from embedlog.cli import argument_types as types
-from embedlog.cli.open_log import to_read, to_write
+from embedlog.cli.open_log import deletion_point, first_at, partitions, to_read, to_write
 from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
-from embedlog.cli.printing import note, say_result
-from embedlog.cli.selection import deletion_point, first_at, partitions
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say_result, table
 from embedlog.display import moment, plural
 from embedlog.record import TopicPartition
 

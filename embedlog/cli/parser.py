@@ -14,6 +14,7 @@ from itertools import takewhile
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
+from embedlog.cli import argument_types as types
 from embedlog.version import __version__
 
 OK: Final = 0
@@ -100,15 +101,19 @@ COMMANDS = {
 """What each command does.  It is a function, with its last word as the name, in a module, and
 FUNCTION_options adds its options; a command that is the first word of others has none."""
 _MODULES = {
-    "produce": "produce_file",
-    "tail": "consume",
-    "reassign": "replicas",
-    "elect-leaders": "replicas",
-    "delete-records": "offsets",
-    "du": "disk_usage",
-    "import": "import_file",
-    "failover": "mirror",
-    **dict.fromkeys(("compact", "maintain", "explain", "verify", "repair", "share"), "maintenance"),
+    name: module
+    for module, names in {
+        "import_file": ("import", "produce"),
+        "consume": ("tail",),
+        "replicas": ("reassign", "elect-leaders"),
+        "offsets": ("delete-records",),
+        "mirror": ("failover",),
+        "monitoring": ("activity", "audit", "metrics", "du"),
+        "maintenance": (
+            *("compact", "maintain", "explain", "verify", "repair", "dump", "doctor", "share"),
+        ),
+    }.items()
+    for name in names
 }
 """The modules that are not named after the first word of their commands."""
 
@@ -270,3 +275,20 @@ def add_list(command: _Parser, name: str, metavar: str, about: str, **options: A
 def add_flag(command: _Parser, names: str, about: str, **options: Any) -> None:
     """Add an option without a value."""
     command.add_argument(*names.split(), action="store_true", help=about, **options)
+
+
+def add_rows(command: _Parser) -> None:
+    """Add the options for columns and rows of a typed topic."""
+    about = "only these columns of a typed topic"
+    add_option(command, "--columns", "NAME,NAME", about, type=types.column_names)
+    add_option(command, "--where", "CONDITION", "only rows for which this SQL is true")
+
+
+def add_table_format(command: _Parser, json: str) -> None:
+    """Add the option for the format of a result; ``json`` says what JSON holds."""
+    command.add_argument(
+        "--format",
+        choices=("table", "csv", "jsonl", "json"),
+        default="table",
+        help=f"by default a table; with --json {json}",
+    )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_option
-from embedlog.cli.printing import note, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import note, say_result, table
 from embedlog.display import plural
 from embedlog.errors import InvalidConfigError, NotEnoughReplicasError, ReplicasDivergedError
 from embedlog.files.paths import real_path
@@ -63,12 +62,12 @@ def list_options(command: CommandParser) -> None:
 def list_(args: argparse.Namespace) -> int:
     """Print the directories; fails if one is offline."""
     with to_read(args) as log:
-        directories = log.replicas()
-    heads, rows = directories.rows()
-    say_result(args, directories.to_dict(), table([head.upper() for head in heads], rows))
-    if not args.json:
-        note(directories.title)
-    return OK if all(each.online for each in directories) else FAILED
+        directories = log.replicas
+        heads, rows = directories.rows()
+        say_result(args, directories.to_dict(), table([head.upper() for head in heads], rows))
+        if not args.json:
+            note(directories.title)
+        return OK if all(each.online for each in directories) else FAILED
 
 
 def add_options(command: CommandParser) -> None:
@@ -84,7 +83,7 @@ def add(args: argparse.Namespace) -> int:
     """Add a directory."""
     path = real_path(args.path)
     with to_write(args) as log:
-        number = log.add_replica(path, args.rack)
+        number = log.replicas.add(path, args.rack)
     say_result(args, {"id": number, "path": path, "rack": args.rack}, ())
     note(
         f"Added {path} as directory {number}; `embedlog reassign` plans what to move there, and "
@@ -105,10 +104,9 @@ def remove_options(command: CommandParser) -> None:
 def remove(args: argparse.Namespace) -> int:
     """Remove directories, after their copies were made in the others."""
     with _to_remove(args) as log:
-        log.remove_replica(*args.paths, force=args.force, throttle=args.throttle)
-        directories = log.replicas()
-    say_result(args, directories.to_dict(), ())
-    note(f"Removed {', '.join(args.paths)}; {directories.title}")
+        log.replicas.remove(*args.paths, force=args.force, throttle=args.throttle)
+        say_result(args, log.replicas.to_dict(), ())
+        note(f"Removed {', '.join(args.paths)}; {log.replicas.title}")
     return OK
 
 
@@ -143,19 +141,19 @@ def reassign(args: argparse.Namespace) -> int:
     if args.cancel:
         chosen = _chosen(args.moves)
         with to_write(args) as log:
-            count = log.cancel_reassignment(chosen)
+            count = log.replicas.cancel_reassignment(chosen)
         say_result(args, {"cancelled": count}, ())
         note(f"Cancelled the moves of {plural(count, 'partition')}")
         return OK if chosen is None or count == len(chosen) else FAILED
     if not args.execute:
         with to_read(args) as log:
-            result = log.reassign(moves, replication_factor=factors, dry_run=True)
+            result = log.replicas.reassign(moves, replication_factor=factors, dry_run=True)
         _say_moves(args, result)
         if result and not args.json:
             note("Dry run, nothing was changed; repeat the command with --execute")
         return OK
     with to_write(args) as log:
-        result = log.reassign(moves, replication_factor=factors, throttle=args.throttle)
+        result = log.replicas.reassign(moves, replication_factor=factors, throttle=args.throttle)
     _say_moves(args, result)
     return FAILED if result.pending or result.superseded else OK
 
@@ -251,9 +249,9 @@ def elect_leaders(args: argparse.Namespace) -> int:
     """Elect leaders, and print the partitions that got another one."""
     with to_write(args) as log:
         partitions = list(_partitions(log, args.topics)) if args.topics else None
-        elected = log.elect_leaders(partitions, election=args.election_type)
+        elected = log.replicas.elect_leaders(partitions, election=args.election_type)
         leaders = {each: log.partition(*each).placement.leader for each in elected}
-        leaderless = [each for each in log.replicas().leaderless if each in (partitions or [each])]
+        leaderless = [each for each in log.replicas.leaderless if each in (partitions or [each])]
     document = [{**each._asdict(), "leader": leader} for each, leader in leaders.items()]
     lines = [
         f"{topic}-{number}: directory {leader} leads" for (topic, number), leader in leaders.items()

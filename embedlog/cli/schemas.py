@@ -10,8 +10,7 @@ import sys
 from embedlog.cli.file_formats import STANDARD_STREAM
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_option
-from embedlog.cli.printing import say, say_json, say_result
-from embedlog.cli.tables import table
+from embedlog.cli.printing import say, say_json, say_result, say_rows
 from embedlog.display import plural
 
 SUBJECTS = """\
@@ -38,15 +37,14 @@ def list_options(command: CommandParser) -> None:
 def list_(args: argparse.Namespace) -> int:
     """Print each subject with its latest version."""
     with to_read(args) as log:
-        latest = list(map(log.schemas.latest, log.schemas.subjects()))
-        levels = [log.schemas.compatibility(entry.subject) for entry in latest]
+        latest = list(map(log.schema_registry.latest, log.schema_registry.subjects()))
+        levels = [log.schema_registry.compatibility(entry.subject) for entry in latest]
     rows = [
         (entry.subject, entry.version, entry.id, level)
         for entry, level in zip(latest, levels, strict=True)
     ]
     fields = ("subject", "version", "id", "compatibility")
-    documents = [dict(zip(fields, row, strict=True)) for row in rows]
-    say_result(args, documents, table(("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), rows))
+    say_rows(args, ("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), fields, rows)
     return OK
 
 
@@ -60,10 +58,10 @@ def show(args: argparse.Namespace) -> int:
     match = _WITH_VERSION.fullmatch(args.subject)
     with to_read(args) as log:
         if match is None:
-            entry = log.schemas.latest(args.subject)
+            entry = log.schema_registry.latest(args.subject)
         else:
-            entry = log.schemas.version(match[1], int(match[2]))
-        numbers = log.schemas.versions(entry.subject)
+            entry = log.schema_registry.version(match[1], int(match[2]))
+        numbers = log.schema_registry.versions(entry.subject)
     schema = json.loads(entry.schema)
     document = {"subject": entry.subject, "version": entry.version, "id": entry.id}
     say_result(
@@ -84,8 +82,8 @@ def register(args: argparse.Namespace) -> int:
     """Register the schema in a file, and print its version and id."""
     schema = _text_of(args.file)
     with to_write(args, create=True) as log:
-        log.schemas.register(args.subject, schema)
-        entry = log.schemas.lookup(args.subject, schema)
+        log.schema_registry.register(args.subject, schema)
+        entry = log.schema_registry.lookup(args.subject, schema)
     document = {"subject": entry.subject, "version": entry.version, "id": entry.id}
     text = f"The schema is version {entry.version} of {entry.subject}, with the id {entry.id}"
     say_result(args, document, [text])
@@ -101,8 +99,8 @@ def check(args: argparse.Namespace) -> int:
     """Print why the schema in a file is not compatible with a subject; then the exit code is 1."""
     schema = _text_of(args.file)
     with to_read(args) as log:
-        reasons = log.schemas.check(args.subject, schema)
-        level = log.schemas.compatibility(args.subject)
+        reasons = log.schema_registry.check(args.subject, schema)
+        level = log.schema_registry.compatibility(args.subject)
     document = {"compatible": not reasons, "compatibility": level, "reasons": reasons}
     say_result(
         args, document, reasons or [f"The schema is compatible with {args.subject} ({level})"]
@@ -122,11 +120,11 @@ def compatibility(args: argparse.Namespace) -> int:
     """Print the compatibility level of a subject, or of all without one; or set it."""
     if args.set is None:
         with to_read(args) as log:
-            level = log.schemas.compatibility(args.subject)
+            level = log.schema_registry.compatibility(args.subject)
     else:
         with to_write(args, create=True) as log:
-            log.schemas.set_compatibility(args.set, args.subject)
-            level = log.schemas.compatibility(args.subject)
+            log.schema_registry.set_compatibility(args.set, args.subject)
+            level = log.schema_registry.compatibility(args.subject)
     say_result(args, {"subject": args.subject, "compatibility": level}, [level])
     return OK
 
@@ -140,7 +138,7 @@ def delete_options(command: CommandParser) -> None:
 def delete(args: argparse.Namespace) -> int:
     """Delete a subject, or one version of it."""
     with to_write(args) as log:
-        versions = log.schemas.delete(args.subject, args.version)
+        versions = log.schema_registry.delete(args.subject, args.version)
     if args.json:
         say_json({"subject": args.subject, "deleted": versions})
     else:

@@ -6,13 +6,9 @@ import argparse
 import json
 
 from embedlog.cli.open_log import to_read
-from embedlog.cli.parser import OK, CommandParser, add_flag
-from embedlog.cli.printing import say
-from embedlog.cli.tables import table
-from embedlog.cli.typed_files import add_table_format, write_result
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_table_format
+from embedlog.cli.printing import say, table
 from embedlog.lazy import pa
-from embedlog.schemas.column_types import stored_type
-from embedlog.schemas.json_columns import json_objects
 
 SQL = """\
 Every topic is a table, and Polars runs the query: pip install "embedlog[polars]".  A typed topic
@@ -36,6 +32,9 @@ def sql_options(command: CommandParser) -> None:
 
 def sql(args: argparse.Namespace) -> int:
     """Run a query over the topics, and print its result."""
+    from embedlog.cli.write_files import write_result
+    from embedlog.schemas.json_columns import json_objects
+
     with to_read(args) as log:
         rows = _plain(log.sql(args.query, files=args.files).to_arrow())
     if args.json or args.format == "json":
@@ -51,6 +50,8 @@ def sql(args: argparse.Namespace) -> int:
 
 def _plain(rows: pa.Table) -> pa.Table:
     """Return a result of Polars in the types of topics; bytes become text if they are UTF-8."""
+    from embedlog.schemas.column_types import stored_type
+
     columns = []
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         null = pa.types.is_null(column.type)

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from embedlog import keyspace, kv
 from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say_json, say_result
@@ -20,10 +19,7 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.files import Files
-from embedlog.files.paths import FORMAT_FILE
 from embedlog.hints import settings_options
-from embedlog.keyspace import FORMAT_VERSION
 from embedlog.progress import format_bytes
 
 if TYPE_CHECKING:
@@ -107,7 +103,7 @@ def create(args: argparse.Namespace) -> int:
 def schema_of(path: str) -> Any:
     """Return the columns of a file."""
     from embedlog.cli.file_formats import format_of
-    from embedlog.cli.typed_files import INFERRED_BYTES, infer_schema
+    from embedlog.cli.read_files import INFERRED_BYTES, infer_schema
 
     file_format = format_of(path, None)
     with open(path, "rb") as file:
@@ -161,6 +157,9 @@ def topic_names(args: argparse.Namespace) -> list[str]:
     if not _is_ordinary(root):
         with to_read(args) as log:  # Raises an error that says what is wrong.
             return log.topics(internal=True)
+    from embedlog import keyspace, kv
+    from embedlog.files import Files
+
     with ExitStack() as closing:
         files = Files(root, writable=False)
         closing.callback(files.close_all)
@@ -171,6 +170,9 @@ def topic_names(args: argparse.Namespace) -> list[str]:
 
 def _is_ordinary(root: str) -> bool:
     """Whether this is a log in the current format."""
+    from embedlog.files.paths import FORMAT_FILE
+    from embedlog.keyspace import FORMAT_VERSION
+
     try:
         with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
             lines = list(file)

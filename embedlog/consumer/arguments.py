@@ -130,17 +130,6 @@ def check_topics(topics: Iterable[object]) -> None:
         check_topic_name(topic)
 
 
-def check_stream_counts(counts: Mapping[str, int]) -> None:
-    """Check the numbers of message streams by topic.
-
-    Raises:
-        ValueError: A number is less than 1.
-    """
-    for topic, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"The number of streams of {topic} must be at least 1, got {count!r}")
-
-
 def parse_offsets(
     offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None,
 ) -> dict[TopicPartition, OffsetAndMetadata] | None:

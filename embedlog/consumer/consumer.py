@@ -18,7 +18,6 @@ from embedlog.config import ConsumerConfig, describe_network_settings
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
     check_max_records,
-    check_stream_counts,
     check_topics,
     explicitly_enabled,
     parse_offsets,
@@ -749,6 +748,8 @@ class Consumer(Generic[K_co, V_co]):
 
     def _wait_for(self, step: Callable[[], T], timeout_ms: float | None) -> T:
         self._counts.count_poll()
+        if self.config.group_id is None:
+            return self._waiter.repeat(step, timeout_ms)
         return self._group.poll(partial(self._waiter.repeat, step, timeout_ms))
 
     def wakeup(self) -> None:
@@ -777,7 +778,11 @@ class Consumer(Generic[K_co, V_co]):
                     "The consumer reads topics itself",
                     todo="Create streams from a consumer that has a group_id and no topics.",
                 )
-            check_stream_counts(counts)
+            for topic, count in counts.items():
+                if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                    raise ValueError(
+                        f"The number of streams of {topic} must be at least 1, got {count!r}"
+                    )
             streams: dict[str, list[Consumer[K_co, V_co]]] = {topic: [] for topic in counts}
             created: list[Consumer[K_co, V_co]] = []
             instance_id = self.config.group_instance_id

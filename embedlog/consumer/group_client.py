@@ -27,8 +27,8 @@ from embedlog.consumer.committer import Committer, Positions
 from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
 from embedlog.consumer.metrics import ConsumerCounts
-from embedlog.consumer.missing_topics import MissingTopics
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
+from embedlog.consumer.static_assignment import MissingTopics
 from embedlog.display import plural
 from embedlog.errors import (
     ClosedError,
@@ -384,10 +384,9 @@ class GroupClient:
     def poll(self, call: Callable[[], T]) -> T:
         """Run a call as a poll, which max_poll_interval_ms asks for."""
         if not self.subscribed:
-            if self._config.group_id is not None:
-                self.committer.run_callbacks()
-                self.committer.auto_commit_if_due()
-                self._checkpoint_after(CHECKPOINT_SECONDS)
+            self.committer.run_callbacks()
+            self.committer.auto_commit_if_due()
+            self._checkpoint_after(CHECKPOINT_SECONDS)
             return call()
         self.notifier.check_not_in_callback("poll")
         self._polling = True

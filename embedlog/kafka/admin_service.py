@@ -120,7 +120,9 @@ class AdminService:
             # One by one: another one may be refused.
             with suppress(EligibleLeadersNotAvailableError):
                 elected.update(
-                    log.elect_leaders([partition], election="unclean" if unclean else "preferred")
+                    log.replicas.elect_leaders(
+                        [partition], election="unclean" if unclean else "preferred"
+                    )
                 )
             leader, replicas, _ = placement(log, *partition)
             if partition in elected:
@@ -167,7 +169,7 @@ class AdminService:
     def group(self, group_id: str) -> GroupDescription | None:
         """Describe a group; None if it does not exist."""
         try:
-            return self._log.group(group_id).describe()
+            return self._log.groups[group_id].describe()
         except GroupIdNotFoundError:
             return None
 

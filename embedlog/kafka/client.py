@@ -10,13 +10,10 @@ from embedlog.catalog import check_topic_name
 from embedlog.errors import InvalidTopicError
 from embedlog.kafka.bootstrap import LogAddress, attach, log_address
 from embedlog.kafka.client_type import Client, log_ignored
+from embedlog.kafka.cluster import BROKER_VERSION, LogCluster
 from embedlog.kafka.errors import kafka_errors
 from embedlog.kafka.kafka_python import kafka
-from embedlog.kafka.log_cluster import LogCluster
 from embedlog.serializers import Action, Adapter, Field, adapt
-
-BROKER_VERSION = (4, 1)
-"""The release of Kafka whose behavior clients can expect; in ``config["api_version"]``."""
 
 _SHARED = {
     *("allow_auto_create_topics", "bootstrap_servers", "client_id", "metadata_max_age_ms"),

@@ -66,15 +66,14 @@ class Client(metaclass=ClientType):
 
 
 @functools.cache
-def rebased(cls: type, base: type, replacement: type) -> Any:
+def rebased(cls: type, base: type, replacement: Any) -> Any:
     """Return a subclass of a program's class that has another base in the place of its own.
 
     So ``super()`` in the methods of ``cls`` leads to ``replacement``.
     """
-    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    return ClientType(
-        cls.__name__, (cls, replacement), {**namespace, "_left_out": base.__mro__[:-1]}
-    )
+    left_out = [kind for kind in base.__mro__ if kind not in replacement.__mro__]
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "_left_out": left_out}
+    return ClientType(cls.__name__, (cls, replacement), namespace)
 
 
 def log_ignored(names: Iterable[str]) -> None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from embedlog import batch, catalog, kv
 from embedlog.catalog import ACTIVITY, TopicInfo
@@ -37,12 +38,16 @@ from embedlog.keyspace import (
     REPORTED_GROUPS,
     REPORTED_LIVE,
     REPORTED_OWNER,
+    REPORTED_REPLICAS,
     REPORTED_TOPICS,
     REPORTED_VERSION,
 )
 from embedlog.partition import PartitionLog
 from embedlog.retention import RetentionResult
 from embedlog.root.root import Root
+
+if TYPE_CHECKING:
+    from embedlog.replication.metadata import DirectoryInfo
 
 KINDS: Final = (
     *("created", "altered", "deleted", "rolled", "recovered", "retained", "compacted"),
@@ -357,9 +362,103 @@ def _detect_replica_changes(root: Root, fence: Fence) -> list[Event]:
     """Report directories that went offline or came back, leaders, ISRs and reassignments."""
     if not root.replicated:
         return []
-    from embedlog.maintenance.replica_changes import detect_replica_changes
+    from embedlog.replication.describe import DIRECTORIES_KEY
+    from embedlog.replication.root import ReplicatedRoot
 
-    return [Event(*change) for change in detect_replica_changes(root, fence)]
+    assert isinstance(root, ReplicatedRoot)
+    image, live = root.controller.current().image, root.context.live
+    noted = REPORTED_REPLICAS.get(live, DIRECTORIES_KEY)
+    if noted is not None and noted["epoch"] >= image.epoch:
+        return []
+    topics: dict[int, tuple[str, list[dict[str, Any]]]] = {}
+    for info, _, assignment in root.assignments():
+        topics.setdefault(info.id, (info.name, []))[1].append(
+            {
+                "leader": assignment.leader,
+                "epoch": assignment.leader_epoch,
+                "isr": sorted(assignment.isr),
+                "replicas": list(assignment.target_replicas),
+                "moving": assignment.is_reassigning,
+            }
+        )
+
+    def step(txn: kv.Txn) -> list[Event]:
+        fence(txn)
+        before = REPORTED_REPLICAS.get(txn, DIRECTORIES_KEY)
+        changes = _directory_changes(image.directories, {} if before is None else before["online"])
+        counts = Counter[str]({} if before is None else before["changes"])
+        if before is None:
+            changes.clear()  # all of them are new
+        for topic_id, (name, partitions) in topics.items():
+            reported = REPORTED_REPLICAS.get(txn, topic_id)
+            if reported is not None and reported["partitions"] == partitions:
+                continue
+            REPORTED_REPLICAS.put(txn, topic_id, value={"partitions": partitions})
+            # New partitions have no history.
+            old = partitions if reported is None else reported["partitions"]
+            for number, pair in enumerate(zip(old, partitions, strict=False)):
+                if pair[0] != pair[1]:
+                    changes += _partition_changes(name, number, *pair, counts)
+        for (topic_id,) in list(REPORTED_REPLICAS.keys(txn)):
+            if topic_id not in topics and topic_id != DIRECTORIES_KEY:
+                REPORTED_REPLICAS.delete(txn, topic_id)
+        online = {str(each): [info.path, info.online] for each, info in image.directories.items()}
+        row = {"epoch": image.epoch, "online": online, "changes": counts}
+        REPORTED_REPLICAS.put(txn, DIRECTORIES_KEY, value=row)
+        return changes
+
+    return live.write(step)
+
+
+def _directory_changes(
+    directories: Mapping[int, DirectoryInfo], before: Mapping[str, Any]
+) -> list[Event]:
+    changes = []
+    for each, info in directories.items():
+        _, was_online = before.get(str(each), (info.path, not info.online))
+        if info.online != was_online:
+            facts: dict[str, Any] = {"directory": each, "path": info.path}
+            if not info.online:
+                facts["reason"] = info.reason
+            changes.append(Event("online" if info.online else "offline", info.path, facts))
+    for name, (path, _) in before.items():
+        if int(name) not in directories:
+            changes.append(Event("removed", path, {"directory": int(name), "path": path}))
+    return changes
+
+
+def _partition_changes(
+    topic: str,
+    number: int,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    counts: Counter[str],
+) -> list[Event]:
+    """Return the changes of one partition, and count them."""
+    where, key = {"topic": topic, "partition": number}, f"{topic}-{number}"
+    changes = []
+    if before["leader"] != after["leader"]:
+        unclean = after["leader"] is not None and after["leader"] not in before["isr"]
+        # A new copy that was made in the meantime was in sync when it was elected.
+        unclean = unclean and after["leader"] in before["replicas"]
+        counts["elections"] += 1
+        counts["unclean"] += unclean
+        facts = {
+            "leader": after["leader"],
+            "before": before["leader"],
+            "leader_epoch": after["epoch"],
+            "unclean": unclean,
+        }
+        changes.append(Event("elected", key, where | facts))
+    if before["isr"] != after["isr"]:
+        counts["shrinks"] += len(set(before["isr"]) - set(after["isr"]))
+        counts["expands"] += len(set(after["isr"]) - set(before["isr"]))
+        facts = {"isr": after["isr"], "before": before["isr"]}
+        changes.append(Event("isr", key, where | facts))
+    if not after["moving"] and (before["moving"] or before["replicas"] != after["replicas"]):
+        facts = {"replicas": after["replicas"], "before": before["replicas"]}
+        changes.append(Event("reassigned", key, where | facts))
+    return [] if topic == ACTIVITY else changes  # as in `_partition_event`
 
 
 def _detect_rebalances(root: Root, fence: Fence) -> list[Event]:

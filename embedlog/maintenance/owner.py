@@ -208,7 +208,12 @@ class Maintenance:
         epoch = self._claim(force=self._lock())
         if epoch is not None:
             self.epoch = epoch
-            self._report_takeover(before)
+            # An owner that ends by itself moves its deadline to 0.
+            former = f" in place of process {before.pid}" if before.deadline_ms else ""
+            _log.info(
+                "Process %d runs the housekeeping of %s from now on%s",
+                *(os.getpid(), self.root.path, former),
+            )
             self._watch.watch(())
             self._start_workers(epoch)
             return HEARTBEAT_SECONDS
@@ -219,14 +224,6 @@ class Maintenance:
             return _RETRY_SECONDS
         seconds_left = (owner.deadline_ms - self._uptime_ms()) / 1000
         return max(min(seconds_left, HEARTBEAT_SECONDS), _RETRY_SECONDS)
-
-    def _report_takeover(self, before: MaintenanceOwner) -> None:
-        # An owner that ends by itself moves its deadline to 0.
-        former = f" in place of process {before.pid}" if before.deadline_ms else ""
-        _log.info(
-            "Process %d runs the housekeeping of %s from now on%s",
-            *(os.getpid(), self.root.path, former),
-        )
 
     def _lock(self) -> bool:
         files = self.root.context.files
@@ -462,21 +459,17 @@ class MaintenanceThread(threading.Thread):
 
     def run(self) -> None:
         """Run the job whenever it is due, and again if it fails, until `stop`."""
-        seconds, step = 0.0, self._due_seconds
+        maintenance, seconds, is_first = self._maintenance, 0.0, True
         while not self._stopped.wait(seconds):
             with self.busy:
                 try:
-                    seconds = step()
-                    step = self._run_job
+                    if is_first:
+                        seconds, is_first = maintenance.due_seconds(self._job), False
+                    else:
+                        maintenance.run_job(self._job, self._context)
+                        seconds = self._job.every_seconds
                 except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
                     seconds = self._note_failure(error)
-
-    def _due_seconds(self) -> float:
-        return self._maintenance.due_seconds(self._job)
-
-    def _run_job(self) -> float:
-        self._maintenance.run_job(self._job, self._context)
-        return self._job.every_seconds
 
     def _note_failure(self, error: Exception) -> float:
         """Note an error, and return after how many seconds to try again."""

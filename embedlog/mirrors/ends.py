@@ -11,6 +11,7 @@ Offsets, epochs and partitions are those of the source, except where `MirrorTarg
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -134,14 +135,18 @@ class MirrorSource(Protocol):
         """Close it."""
 
 
-class MirrorTarget(Protocol):
-    """The end of a mirror that is copied to.  One thread uses it at a time."""
+class MirrorTarget(ABC):
+    """The end of a mirror that is copied to.  One thread uses it at a time.
+
+    Some methods have a default, for targets that have offsets of their own.
+    """
 
     address: str
     """As the user wrote it, or the absolute path of a root."""
     site_id: str
     """Identifies the log or cluster, wherever it is."""
 
+    @abstractmethod
     def exclusive(self, mirror: str) -> AbstractContextManager[None]:
         """Keep other processes from running the same mirror, until the ``with`` block ends.
 
@@ -149,6 +154,7 @@ class MirrorTarget(Protocol):
             LockTimeoutError: Another process runs it.
         """
 
+    @abstractmethod
     def prepare(self, topic: SourceTopic, name: str, source: MirrorSource) -> bool:
         """Create the topic ``name`` as a copy of a topic, or make it like the source again.
 
@@ -161,10 +167,13 @@ class MirrorTarget(Protocol):
 
     def is_copy(self, name: str) -> bool:
         """Return whether a topic that was prepared is a copy still, which a failover ends."""
+        return True
 
+    @abstractmethod
     def position(self, name: str, partition: int) -> MirrorPosition | None:
         """Return where the mirror continues; None if nothing was copied to the partition yet."""
 
+    @abstractmethod
     def append(self, name: str, partition: int, fetch: Fetch) -> int:
         """Write what was fetched at `position`, and move the position to its ``next_offset``.
 
@@ -178,7 +187,9 @@ class MirrorTarget(Protocol):
 
     def move_start(self, name: str, partition: int, offset: int) -> None:
         """Follow the log start offset of the source, as far as the target has such offsets."""
+        return
 
+    @abstractmethod
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the position forward to where the source begins now, without records."""
 
@@ -188,6 +199,7 @@ class MirrorTarget(Protocol):
         A reader that continues there reads every record that it would read from ``offset`` on at
         the source, and perhaps some before it.
         """
+        return None
 
     def commit(
         self, group: str, positions: Mapping[TopicPartition, OffsetAndMetadata]
@@ -197,9 +209,12 @@ class MirrorTarget(Protocol):
         Moves no commit back, and changes nothing for a group that has members here, or in topics
         that are no copies any more.
         """
+        return {}
 
     def flush(self) -> None:
         """Put what was written on the disk."""
+        return
 
     def close(self) -> None:
         """Close it."""
+        return

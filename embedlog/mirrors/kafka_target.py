@@ -30,7 +30,7 @@ from embedlog.config.values import setting_text
 from embedlog.errors import FencedError, MirrorConflictError, MirrorDivergedError, raised_in_body
 from embedlog.hints import AS_SITE, Hint
 from embedlog.lazy import np, pa
-from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
+from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, with_hop
 from embedlog.mirrors.kafka_cluster import (
     GROUP_PREFIX,
@@ -94,7 +94,7 @@ class _Delivery:
             yield OffsetRun(self.source_offsets[0], self.first, 1)
 
 
-class KafkaTarget:
+class KafkaTarget(MirrorTarget):
     """A Kafka cluster to copy to.
 
     Args:
@@ -339,10 +339,6 @@ class KafkaTarget:
         if limit < self._batch_bytes:
             self._batch_bytes = limit
             self._drop_producer()
-
-    def is_copy(self, name: str) -> bool:
-        """Return True: in a cluster there is no failover."""
-        return True
 
     # Records
 
@@ -597,9 +593,6 @@ class KafkaTarget:
         done: list[Any] = answers[group].result(REQUEST_SECONDS).topic_partitions
         return done
 
-    def move_start(self, name: str, partition: int, offset: int) -> None:
-        """Do nothing: the copy keeps what its own settings say."""
-
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Move the position forward; see `MirrorTarget.skip_to`."""
         key = TopicPartition(name, partition)
@@ -685,9 +678,6 @@ class KafkaTarget:
         }
 
     # The end
-
-    def flush(self) -> None:
-        """Do nothing: a transaction is on the disks of the brokers as their settings say."""
 
     def close(self) -> None:
         """End the producer, and release the locks."""

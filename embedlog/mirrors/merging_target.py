@@ -9,8 +9,8 @@ of the source in a batch that a mirror wrote (`MERGED`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import groupby
 from time import monotonic
 from typing import Any, NamedTuple
@@ -31,14 +31,12 @@ from embedlog.config import TopicConfig
 from embedlog.errors import MirrorConflictError, OffsetOutOfRangeError
 from embedlog.hints import Hint
 from embedlog.lazy import np, pa
-from embedlog.listeners import COPY, Client
-from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
+from embedlog.mirrors.avro_ids import prepare_schemas
 from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
 from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
 from embedlog.mirrors.mirrored_topic import source_name
-from embedlog.mirrors.root_target import hold_lock, hold_topic_lock
+from embedlog.mirrors.root_target import LogTarget, hold_topic_lock
 from embedlog.partition import PartitionLog, flush
-from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import segment_schema
@@ -74,32 +72,23 @@ class DecodedRows(NamedTuple):
     """Whether a mirror wrote them."""
 
 
-class MergingTarget:
+class MergingTarget(LogTarget):
     """A log root to append to.
 
     Args:
-        root: The open log; whoever opened it closes it.
-        durability: What a copied record survives, as in `embedlog.open`; None for that of the log.
+        root: As `LogTarget`.
+        durability: As `LogTarget`.
         relay: Whether to copy records that came to the source from other sites.
     """
 
     def __init__(self, root: Root, durability: str | None = None, *, relay: bool = False) -> None:
-        root.context.check_writable()
-        self.root, self.address, self.site_id = root, root.path, root.id
-        self._durability, self._relay, self._client = durability, relay, Client(COPY, "")
+        super().__init__(root, durability)
+        self._relay = relay
         self._source_id = ""
         self._topics: dict[str, SourceTopic] = {}
         self._positions: dict[tuple[str, int], MirrorPosition] = {}
         self._stored_at: dict[tuple[str, int], float] = {}
         self._locks = ExitStack()
-        self._schema_ids: dict[str, SchemaIds | None] = {}
-
-    @contextmanager
-    def exclusive(self, mirror: str) -> Iterator[None]:
-        """Hold the lock of a mirror; see `MirrorTarget.exclusive`."""
-        self._client = Client(COPY, mirror)
-        with hold_lock(self.root, mirror), closing(self._client):
-            yield
 
     # Topics
 
@@ -146,10 +135,6 @@ class MergingTarget:
             self._locks.enter_context(hold_topic_lock(root, lock, name, source.address))
         self._schema_ids[name] = prepare_schemas(root, topic, name, own=True)
         self._topics[name] = topic
-        return True
-
-    def is_copy(self, name: str) -> bool:
-        """Return True: every site may write to it anyway."""
         return True
 
     # Records
@@ -269,9 +254,6 @@ class MergingTarget:
         for first in range(0, rows.num_rows, step):
             yield from limits.split(rows.slice(first, step), encoded)
 
-    def move_start(self, name: str, partition: int, offset: int) -> None:
-        """Do nothing: the log has records of its own."""
-
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Continue where the source begins now."""
         self._positions[name, partition] = MirrorPosition(offset)
@@ -296,23 +278,6 @@ class MergingTarget:
 
     def _source(self, name: str, partition: int) -> Place:
         return Place.of(self._source_id, self._topics[name].id, partition)
-
-    def _log(self, name: str, partition: int) -> PartitionLog:
-        log = self.root.partition(name, partition)
-        log.refresh()
-        return log
-
-    # Groups
-
-    def translate(self, name: str, partition: int, offset: int) -> int | None:
-        """Return None: the offsets of the source mean nothing here."""
-        return None
-
-    def commit(
-        self, group: str, positions: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> dict[TopicPartition, int]:
-        """Commit nothing; see `translate`."""
-        return {}
 
     # The end
 

@@ -106,7 +106,7 @@ class MirrorOptions:
             raise InvalidConfigError(
                 "Offsets of groups are not copied by a mirror that merges, which has other offsets",
                 todo=Hint(
-                    'Use a time: log.group(name).reset_offsets("1h").',
+                    'Use a time: log.groups[name].reset_offsets("1h").',
                     "Use a time: `embedlog groups reset GROUP --by-duration 1h`.",
                 ),
             )

@@ -30,7 +30,7 @@ from embedlog.errors import (
 from embedlog.hints import AS_SITE, MIRRORS, Hint, alter_topic
 from embedlog.listeners import COPY, Client
 from embedlog.mirrors.avro_ids import SchemaIds, prepare_schemas
-from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, SourceTopic
+from embedlog.mirrors.ends import Fetch, MirrorPosition, MirrorSource, MirrorTarget, SourceTopic
 from embedlog.mirrors.mirrored_topic import (
     MIRRORED_TOPICS,
     MirroredTopic,
@@ -54,8 +54,8 @@ _RETENTION = (
 log start offset of the source."""
 
 
-class RootTarget:
-    """A log root to copy to, at the offsets of the source.
+class LogTarget(MirrorTarget):
+    """A log root to copy to.
 
     Args:
         root: The open log; whoever opened it closes it.
@@ -66,11 +66,6 @@ class RootTarget:
         root.context.check_writable()
         self.root, self.address, self.site_id = root, root.path, root.id
         self._durability, self._client = durability, Client(COPY, "")
-        self._copies: dict[str, MirroredTopic] = {}
-        """By the name of the copy: its row, as it is in `state`."""
-        self._publications: PublicationCopier | None = None
-        self._ends: dict[tuple[str, int], int] = {}
-        """Where the copies ended when they were last looked at, or written to."""
         self._schema_ids: dict[str, SchemaIds | None] = {}
 
     @contextmanager
@@ -79,6 +74,23 @@ class RootTarget:
         self._client = Client(COPY, mirror)
         with hold_lock(self.root, mirror), closing(self._client):
             yield
+
+    def _log(self, name: str, partition: int) -> PartitionLog:
+        log = self.root.partition(name, partition)
+        log.refresh()
+        return log
+
+
+class RootTarget(LogTarget):
+    """A log root to copy to, at the offsets of the source; see `LogTarget`."""
+
+    def __init__(self, root: Root, durability: str | None = None) -> None:
+        super().__init__(root, durability)
+        self._copies: dict[str, MirroredTopic] = {}
+        """By the name of the copy: its row, as it is in `state`."""
+        self._publications: PublicationCopier | None = None
+        self._ends: dict[tuple[str, int], int] = {}
+        """Where the copies ended when they were last looked at, or written to."""
 
     # Topics
 
@@ -301,11 +313,6 @@ class RootTarget:
             self._put(name, copy)
         self.position(name, partition)
 
-    def _log(self, name: str, partition: int) -> PartitionLog:
-        log = self.root.partition(name, partition)
-        log.refresh()
-        return log
-
     # Groups
 
     def translate(self, name: str, partition: int, offset: int) -> int | None:
@@ -327,9 +334,6 @@ class RootTarget:
     def flush(self) -> None:
         """Put what was written on the disk."""
         self.root.flush()
-
-    def close(self) -> None:
-        """Do nothing: whoever opened the root closes it."""
 
 
 def _next_version(schema: TopicSchema) -> SchemaChange:

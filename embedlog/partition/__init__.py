@@ -1,7 +1,7 @@
 """One partition's log: append, read, roll, flush, truncate, recover.
 
-`state` holds what the operations share.  Each operation is a function in a file named
-after it; `partition_log` is the class that offers them.
+`partition_log` is the class that offers them.  Each operation is a function over it, in a file
+named after it; `state` holds what all partitions of an open log share.
 """
 
 from __future__ import annotations

@@ -9,31 +9,29 @@ the lock before it flushes, so that concurrent appends share the flush, and publ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import index, kv
 from embedlog.batch import EXPLICIT_OFFSETS, EncodedBatch
 from embedlog.batch.add_headers import with_timestamp
-from embedlog.errors import CorruptionError, DiskFullError, NotLeaderOrFollowerError
-from embedlog.files.files import LINK_CHECK_SECONDS
-from embedlog.hints import REPAIR
+from embedlog.errors import DiskFullError, NotLeaderOrFollowerError
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
 from embedlog.partition.append_fast import append_fast
 from embedlog.partition.producer_state import PRODUCERS, ProducerState
-from embedlog.partition.recovery import tail_locked
-from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import TAILS, CachedTail, Tail, next_append_time
+from embedlog.partition.tail import CachedTail, Tail, next_append_time, unpack
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _MAX_CACHED_PRODUCERS = 64
 """Cache the rows of up to this many producers from one append to the next."""
 
 
 def append(
-    log: PartitionState,
+    log: PartitionLog,
     encoded: Sequence[EncodedBatch],
     durability: str | None,
     timeout: float | None,
@@ -43,76 +41,29 @@ def append(
         return []
     log.context.check_appendable()
     synced = (durability or log.context.durability) == "fsync"
-    log.acquire(timeout)
     try:
-        file, tail = end_locked(log)
-        receipt = None
-        if len(encoded) == 1 and not synced:
-            batch = encoded[0]
-            # Kafka may count 16 bytes more for a record than it takes here (`batch.limits`).
-            if batch.size + 16 * batch.count <= log.rules.fast_max_bytes:
-                receipt = append_fast(log, file, tail, batch)
-        if receipt is None:
-            validation.check(log, encoded)
-            pending = append_locked(log, file, tail, encoded, synced)
+        with log.owned(timeout) as tail:
+            file, receipt = log.file_at(tail), None
+            if len(encoded) == 1 and not synced:
+                batch = encoded[0]
+                # Kafka may count 16 bytes more for a record than it takes here (`batch.limits`).
+                if batch.size + 16 * batch.count <= log.rules.fast_max_bytes:
+                    receipt = append_fast(log, file, tail, batch)
+            if receipt is None:
+                validation.check(log, encoded)
+                pending = append_locked(log, file, tail, encoded, synced)
     except DiskFullError:
         log.context.reserve.mark_full()
         raise
-    finally:
-        log.release()
     if receipt is not None:
-        log.dirty = True
         log.context.wake.advance()
         return [receipt]
     finish(log, encoded, pending.tail, synced)
     return pending.receipts
 
 
-def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
-    """Return the file and the tail to append at; truncates what a killed writer left behind it.
-
-    Raises:
-        DurabilityError: A flush failed before.
-        CorruptionError: The file is shorter than what was written.
-        LogDeletedError: The file was deleted.
-    """
-    context, cached, opened = log.context, log.cached_tail, log.open_segment_file
-    if (
-        opened is not None
-        and cached is not None
-        and cached.tail.segment_id == opened[0] == log.active_segment.id
-        and not cached.tail.failed
-        and context.live.is_current(cached.version)
-        and context.state.is_current(log.snapshot_version)
-        # A read may have taken the snapshot, without a look at what a killed process left.
-        and log.journal_checked_version == log.snapshot_version
-    ):
-        tail, file = cached.tail, opened[1]
-    else:
-        tail = tail_locked(log)
-        if tail.failed:
-            raise log.flush_failed()
-        file = log.active_file()
-    # Under the partition's lock only another program deletes the active segment.
-    if (now := monotonic()) >= log.check_linked_at:
-        file.check_linked()
-        log.check_linked_at = now + LINK_CHECK_SECONDS
-    size = file.size()
-    if size > tail.log_end_position:
-        log.cut(file, tail.log_end_position)
-    elif size < tail.log_end_position:
-        raise CorruptionError(
-            f"The file ends at byte {size}, {tail.log_end_position} were written",
-            **log.where,
-            path=file.path,
-            position=size,
-            todo=REPAIR,
-        )
-    return file, tail
-
-
 def append_locked(
-    log: PartitionState,
+    log: PartitionLog,
     file: SegmentFile,
     tail: Tail,
     encoded: Sequence[EncodedBatch],
@@ -138,7 +89,7 @@ def append_locked(
     return pending
 
 
-def commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
+def commit(log: PartitionLog, file: SegmentFile, pending: PendingAppend) -> None:
     """Write the pending batches and publish them.
 
     To continue with others, `PendingAppend.begin` must follow.
@@ -146,12 +97,12 @@ def commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> No
     end = pending.tail.log_end_offset
     if pending.buffers:
         log.commit_locked(file, pending.buffers, pending.position, end, pending.publish)
-        log.cached_tail = pending.published
+        log.note_published(pending.published)
     elif pending.publish_repeated():
         log.context.live.write(pending.publish)
 
 
-def finish(log: PartitionState, encoded: Sequence[EncodedBatch], tail: Tail, synced: bool) -> None:
+def finish(log: PartitionLog, encoded: Sequence[EncodedBatch], tail: Tail, synced: bool) -> None:
     """Flush what was appended, if required, and wake readers; without the partition's lock."""
     note_appended(log, encoded)
     if synced or flush.is_due(log, tail):
@@ -159,12 +110,12 @@ def finish(log: PartitionState, encoded: Sequence[EncodedBatch], tail: Tail, syn
     log.context.wake.advance()
 
 
-def note_appended(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
+def note_appended(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> None:
     """Note that the next flush has work, and warn of records that retention deletes soon.
 
     Must be called without the partition's lock.
     """
-    log.dirty = True
+    log.mark_dirty()
     validation.warn_if_overdue(log, encoded)
 
 
@@ -179,11 +130,11 @@ class PendingAppend:
         publish: Move the high watermark too; False if a flush must come first.
     """
 
-    def __init__(self, log: PartitionState, tail: Tail, *, publish: bool) -> None:
+    def __init__(self, log: PartitionLog, tail: Tail, *, publish: bool) -> None:
         self._log, self._publish = log, publish
         self._now_ms = log.context.clock()
         self.receipts: list[Appended] = []
-        self.published: CachedTail | None = None
+        self.published: CachedTail
         self.begin(tail)
 
     def begin(self, tail: Tail) -> None:
@@ -304,7 +255,7 @@ class PendingAppend:
             row = txn.get(log.tail_key)
             if row is not None and row != self._row:
                 # A flush, which works without the partition's lock, changed it meanwhile.
-                current, before = TAILS.unpack(row), TAILS.unpack(self._row)
+                current, before = unpack(row), unpack(self._row)
                 if current.failed:
                     raise log.flush_failed()
                 if current[:4] != before[:4]:

@@ -14,6 +14,7 @@ Killed between the two, the log has a segment without gaps whose records are cou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from embedlog import catalog
 from embedlog.batch import EXPLICIT_OFFSETS, HEADERS, MAX_GAP, TOMBSTONES, EncodedBatch
@@ -25,18 +26,20 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
 )
 from embedlog.partition import leader_epochs, lookup, roll, validation
-from embedlog.partition.append import PendingAppend, commit, end_locked, finish
-from embedlog.partition.state import PartitionState
+from embedlog.partition.append import PendingAppend, commit, finish
 from embedlog.partition.tail import Tail
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 Placed = Sequence[tuple[int, EncodedBatch]]
 """The offset of the first record, and the batch; in order."""
 
 
 def append_at(
-    log: PartitionState,
+    log: PartitionLog,
     placed: Placed,
     durability: str | None,
     timeout: float | None,
@@ -50,39 +53,37 @@ def append_at(
     log.context.check_appendable()
     _check_order(log, placed, identical)
     synced = (durability or log.context.durability) == "fsync"
-    log.acquire(timeout)
     try:
-        _, tail = end_locked(log)
-        if placed[0][0] < tail.log_end_offset or expected_end not in (None, tail.log_end_offset):
-            raise UnexpectedAppendOffsetError(
-                f"The log end is offset {tail.log_end_offset}",
-                **log.where,
-                offset=placed[0][0],
-                todo="Append at the log end.",
-            )
-        placed = validation.of_this_topic(log, placed, identical)
-        encoded = [batch for _, batch in placed]
-        if identical:
-            validation.check_writer(log, mirror)
-            validation.check_kind(log, encoded)
-            _check_epoch(log, tail, encoded[0])
-        else:
-            validation.check(log, encoded, offsets=True)
-        pending = _append_locked(log, tail, placed, synced, identical)
+        with log.owned(timeout) as tail:
+            file, end = log.file_at(tail), tail.log_end_offset
+            if placed[0][0] < end or expected_end not in (None, end):
+                raise UnexpectedAppendOffsetError(
+                    f"The log end is offset {end}",
+                    **log.where,
+                    offset=placed[0][0],
+                    todo="Append at the log end.",
+                )
+            placed = validation.of_this_topic(log, placed, identical)
+            encoded = [batch for _, batch in placed]
+            if identical:
+                validation.check_writer(log, mirror)
+                validation.check_kind(log, encoded)
+                _check_epoch(log, tail, encoded[0])
+            else:
+                validation.check(log, encoded, offsets=True)
+            pending = _append_locked(log, file, tail, placed, synced, identical)
     except DiskFullError:
         log.context.reserve.mark_full()
         raise
-    finally:
-        log.release()
     finish(log, encoded, pending.tail, synced)
     return pending.receipts
 
 
-def skip_to(log: PartitionState, offset: int, mirror: str) -> None:
+def skip_to(log: PartitionLog, offset: int, mirror: str) -> None:
     """Advance the log end to an offset; see `PartitionLog.skip_to`."""
     log.context.check_appendable()
-    with log.locked():
-        _, tail = end_locked(log)
+    with log.owned() as tail:
+        log.file_at(tail)
         validation.check_writer(log, mirror)
         if offset > tail.log_end_offset:
             # The sealed segment notes durably that it ends there.
@@ -91,7 +92,7 @@ def skip_to(log: PartitionState, offset: int, mirror: str) -> None:
     log.context.wake.advance()
 
 
-def _check_order(log: PartitionState, placed: Placed, identical: bool) -> None:
+def _check_order(log: PartitionLog, placed: Placed, identical: bool) -> None:
     """Raise unless offsets and, if they are kept, leader epochs are in order.
 
     Raises:
@@ -114,7 +115,7 @@ def _check_order(log: PartitionState, placed: Placed, identical: bool) -> None:
             epoch = batch.leader_epoch
 
 
-def _fenced(log: PartitionState, offset: int, epoch: int, later: int) -> FencedLeaderEpochError:
+def _fenced(log: PartitionLog, offset: int, epoch: int, later: int) -> FencedLeaderEpochError:
     return FencedLeaderEpochError(
         f"A batch of leader epoch {epoch}, after one of epoch {later}",
         **log.where,
@@ -123,7 +124,7 @@ def _fenced(log: PartitionState, offset: int, epoch: int, later: int) -> FencedL
     )
 
 
-def _check_epoch(log: PartitionState, tail: Tail, batch: EncodedBatch) -> None:
+def _check_epoch(log: PartitionLog, tail: Tail, batch: EncodedBatch) -> None:
     """Raise if the log has a batch of a later epoch: recovery would take this one for stale.
 
     The epoch of the tail may be later, since a recovery begins one.
@@ -134,7 +135,7 @@ def _check_epoch(log: PartitionState, tail: Tail, batch: EncodedBatch) -> None:
             raise _fenced(log, tail.log_end_offset, batch.leader_epoch, last)
 
 
-def _last_epoch(log: PartitionState, tail: Tail) -> int:
+def _last_epoch(log: PartitionLog, tail: Tail) -> int:
     """Return the leader epoch of the last batch; 0 if there is none."""
     for info in reversed(log.segments.values()):
         if not tail.has_made(info):
@@ -150,10 +151,10 @@ def _last_epoch(log: PartitionState, tail: Tail) -> int:
 
 
 def _append_locked(
-    log: PartitionState, tail: Tail, placed: Placed, synced: bool, identical: bool
+    log: PartitionLog, file: SegmentFile, tail: Tail, placed: Placed, synced: bool, identical: bool
 ) -> PendingAppend:
     """Write and publish batches after a tail; as `append.append_locked`, at their offsets."""
-    pending, file = PendingAppend(log, tail, publish=not synced), log.active_file()
+    pending = PendingAppend(log, tail, publish=not synced)
     for offset, batch in placed:
         if not identical:
             receipt = pending.receipt_of_repeated(batch)
@@ -182,7 +183,7 @@ def _append_locked(
 
 
 def _is_roll_due(
-    log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch, identical: bool
+    log: PartitionLog, file: SegmentFile, tail: Tail, batch: EncodedBatch, identical: bool
 ) -> bool:
     if not identical:
         return roll.is_due(log, file, tail, batch)
@@ -193,7 +194,7 @@ def _is_roll_due(
 
 
 def _roll(
-    log: PartitionState,
+    log: PartitionLog,
     pending: PendingAppend,
     tail: Tail,
     batch: EncodedBatch,
@@ -208,7 +209,7 @@ def _roll(
     return log.active_file()
 
 
-def _note_gaps(log: PartitionState) -> None:
+def _note_gaps(log: PartitionLog) -> None:
     """Note in the manifest that not every offset of the active segment has a record."""
     gapped = log.active_segment._replace(dense=False)
     log.context.state.write(lambda txn: catalog.put_segment(txn, log.key, gapped))

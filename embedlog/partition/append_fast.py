@@ -7,19 +7,23 @@ changed.  It takes half the time.  Under the partition's lock.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from embedlog import index, kv
 from embedlog.batch import NOT_FAST, EncodedBatch
 from embedlog.index import IndexEntry
 from embedlog.partition import producer_state
 from embedlog.partition.producer_state import LAST_SEQUENCE
-from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import CachedTail, Tail, next_append_time, pack
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
+
 
 def append_fast(
-    log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch
+    log: PartitionLog, file: SegmentFile, tail: Tail, batch: EncodedBatch
 ) -> Appended | None:
     """Write a batch of at most `AppendRules.fast_max_bytes`; None if only the general way can."""
     cached, config, rules = log.cached_tail, log.config, log.rules
@@ -79,5 +83,5 @@ def append_fast(
     if noted is not None and producer_id is not None:
         # After the commit: until then the old row is the valid one.
         producers[producer_id] = noted
-    log.cached_tail = tuple.__new__(CachedTail, (number, packed, after, producers))
+    log.note_published(tuple.__new__(CachedTail, (number, packed, after, producers)))
     return tuple.__new__(Appended, (base, next_offset, None, False))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.catalog import SegmentInfo
 from embedlog.partition import lookup
-from embedlog.partition.recovery import current_tail
-from embedlog.partition.state import PartitionState
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 
 class Extent(NamedTuple):
@@ -41,22 +42,22 @@ class Extent(NamedTuple):
         return self.info.dense
 
 
-def size_bytes(log: PartitionState) -> int:
+def size_bytes(log: PartitionLog) -> int:
     """Return how many bytes the partition's segment files have."""
-    tail = current_tail(log)
+    tail = log.tail()
     log.refresh()
     base = tail.base_offset
     older: int = sum(info.size for info in log.segments.values() if info.base_offset < base)
     return older + tail.high_watermark_position
 
 
-def extents(log: PartitionState, first: int, stop: int) -> list[Extent]:
+def extents(log: PartitionLog, first: int, stop: int) -> list[Extent]:
     """Return where the offsets ``[first, stop)`` are now, in order.
 
     Offsets below the start of the log are left out; nothing else is checked.
     """
     # The tail first: a segment that is rolled meanwhile then counts as sealed.
-    tail = current_tail(log)
+    tail = log.tail()
     log.refresh()
     result: list[Extent] = []
     for info in log.segments_between(first, stop):
@@ -70,7 +71,7 @@ def extents(log: PartitionState, first: int, stop: int) -> list[Extent]:
     return narrow(log, result, first, stop)
 
 
-def narrow(log: PartitionState, whole: Sequence[Extent], first: int, stop: int) -> list[Extent]:
+def narrow(log: PartitionLog, whole: Sequence[Extent], first: int, stop: int) -> list[Extent]:
     """Return the parts of extents that hold the offsets ``[first, stop)``.
 
     Reads the index of at most two segments: those that the range cuts.
@@ -88,7 +89,7 @@ def narrow(log: PartitionState, whole: Sequence[Extent], first: int, stop: int) 
     return parts
 
 
-def offset_near(log: PartitionState, extent: Extent, position: int, tolerance: int) -> int:
+def offset_near(log: PartitionLog, extent: Extent, position: int, tolerance: int) -> int:
     """Return an offset whose record is about at a byte of an extent.
 
     If an indexed batch begins within ``tolerance`` bytes, this is its first offset, so that
@@ -110,7 +111,7 @@ def offset_near(log: PartitionState, extent: Extent, position: int, tolerance: i
     return before[0] + (after[0] - before[0]) * (position - before[1]) // span
 
 
-def end_within(log: PartitionState, first: int, stop: int, max_bytes: int) -> int:
+def end_within(log: PartitionLog, first: int, stop: int, max_bytes: int) -> int:
     """Return how far to read from ``first`` so that it is about ``max_bytes``.
 
     At least as far as the next indexed batch, at most up to ``stop``.

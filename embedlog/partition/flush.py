@@ -7,7 +7,9 @@ the data is gone.  So the partition becomes read-only for every process until `r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
 from embedlog.config import LONG_MAX
@@ -21,13 +23,15 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.recovery import current_tail, tail_locked
-from embedlog.partition.state import PartitionState, put_recovery_point, sync_data, sync_files
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.state import put_recovery_point, sync_data, sync_files
+from embedlog.partition.tail import TAILS, Tail, peek_tail
 from embedlog.segment import SegmentFile
 
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
-def is_due(log: PartitionState, tail: Tail) -> bool:
+
+def is_due(log: PartitionLog, tail: Tail) -> bool:
     """Whether flush.messages or flush.ms requires a flush."""
     config, interval_ms = log.config, log.config.flush_ms
     if tail.log_end_offset - tail.durable_offset >= config.flush_messages:
@@ -35,16 +39,16 @@ def is_due(log: PartitionState, tail: Tail) -> bool:
     return interval_ms < LONG_MAX and log.context.clock() - tail.flushed_ms >= interval_ms
 
 
-def is_overdue(log: PartitionState) -> bool:
+def is_overdue(log: PartitionLog) -> bool:
     """Whether a flush has become due since the last append, which no append noticed."""
-    tail = current_tail(log)
+    tail = log.tail()
     return tail.durable_offset < tail.log_end_offset and not tail.failed and is_due(log, tail)
 
 
 # Many partitions at once
 
 
-def flush(logs: Iterable[PartitionState]) -> None:
+def flush(logs: Iterable[PartitionLog]) -> None:
     """Put everything written so far on the disk, and move the recovery points.
 
     For any number of partitions: each file once, each directory once, one commit of
@@ -57,8 +61,8 @@ def flush(logs: Iterable[PartitionState]) -> None:
     failures: list[EmbedlogError] = []
     # Before the tails are read: what is appended from now on makes them dirty again.
     for log in logs:
-        log.dirty = False
-    flushed: dict[PartitionState, Tail] = {}
+        log.mark_dirty(False)
+    flushed: dict[PartitionLog, Tail] = {}
     try:
         for log in logs:
             try:
@@ -75,33 +79,31 @@ def flush(logs: Iterable[PartitionState]) -> None:
                 _move_recovery_points({log: some[log]}, failures, timeout=None)
     except BaseException:
         for log in logs:
-            log.dirty = True
+            log.mark_dirty()
         raise
     if failures:
         raise min(failures, key=lambda error: isinstance(error, ReplicaNotAvailableError))
 
 
-def _most_locked(logs: list[PartitionState]) -> int:
+def _most_locked(logs: list[PartitionLog]) -> int:
     """Return how many locks to hold at once, each of which takes a descriptor."""
     return logs[0].context.open_files.limit if logs else 0
 
 
-def _note_failure(log: PartitionState, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
+def _note_failure(log: PartitionLog, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
     """Add an error, unless the topic was deleted, or re-created, since the log was opened."""
     try:
         log.refresh()
     except UnknownTopicOrPartitionError:
         return
-    log.dirty = True
+    log.mark_dirty()
     failures.append(error)
 
 
-def _sync_one(
-    log: PartitionState, sync: Callable[[PartitionState, Tail, SegmentFile], None]
-) -> Tail:
+def _sync_one(log: PartitionLog, sync: Callable[[PartitionLog, Tail, SegmentFile], None]) -> Tail:
     """Flush one partition; return its tail as of before."""
     while True:
-        tail = current_tail(log)
+        tail = log.tail()
         if tail.failed:
             raise log.flush_failed()
         try:
@@ -110,14 +112,14 @@ def _sync_one(
         except EmbedlogError as error:
             missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
             # Again if retention dropped a file during the flush.
-            if not missing or current_tail(log).start_offset <= tail.start_offset:
+            if not missing or log.tail().start_offset <= tail.start_offset:
                 raise
 
 
-def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:
+def _sync_names(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
     """Flush each directory that has new files, once; drop the partitions for which it fails."""
-    new = [log for log, tail in flushed.items() if log.entry_synced_segment_id != tail.segment_id]
-    users: dict[str, list[PartitionState]] = {}
+    new = [log for log, tail in flushed.items() if log.named_segment_id != tail.segment_id]
+    users: dict[str, list[PartitionLog]] = {}
     for log in new:
         for directory in log.directories:
             users.setdefault(directory, []).append(log)
@@ -132,10 +134,10 @@ def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogErro
                     _note_failure(log, failure, failures)
     for log in new:
         if log in flushed:
-            log.entry_synced_segment_id = flushed[log].segment_id
+            log.note_names_synced(flushed[log].segment_id)
 
 
-def _publish_all(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:
+def _publish_all(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
     """Move the ends in one transaction; drop partitions whose flush failed in another process."""
     context = next(iter(flushed)).context
     failed = context.live.write(
@@ -148,60 +150,56 @@ def _publish_all(flushed: dict[PartitionState, Tail], failures: list[EmbedlogErr
 
 
 def _move_recovery_points(
-    flushed: dict[PartitionState, Tail], failures: list[EmbedlogError], timeout: float | None
-) -> list[PartitionState]:
+    flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError], timeout: float | None
+) -> list[PartitionLog]:
     """Note in one transaction what is on the disk; return the partitions that are locked.
 
     Under the partitions' locks, since a truncation must not come in between.  With
     a ``timeout`` of 0 it waits for none of them, so their order does not matter.
     """
-    held: list[PartitionState] = []
-    busy: list[PartitionState] = []
+    busy: list[PartitionLog] = []
     points: list[tuple[bytes, Tail, dict[int, ProducerState]]] = []
 
     def step(txn: kv.Txn) -> None:
         for key, tail, producers in points:
             put_recovery_point(txn, key, tail, producers)
 
-    try:
+    with ExitStack() as held:
         for log, tail in flushed.items():
+            is_held = False
             try:
-                log.acquire(timeout)
-                held.append(log)
+                current, is_held = held.enter_context(log.owned(timeout)), True
                 # A truncation in between raised the epoch: then the point stays.
-                if tail_locked(log).leader_epoch == tail.leader_epoch:
+                if current.leader_epoch == tail.leader_epoch:
                     points.append((log.key, tail, log.remembered_producers()))
             except EmbedlogError as error:
-                if timeout == 0 and isinstance(error, LockTimeoutError) and log not in held:
+                if timeout == 0 and isinstance(error, LockTimeoutError) and not is_held:
                     busy.append(log)
                 else:
                     _note_failure(log, error, failures)
         if points:
-            held[0].context.state.write(step)
-    finally:
-        for log in held:
-            log.release()
+            next(iter(flushed)).context.state.write(step)
     return busy
 
 
 # One partition
 
 
-def flush_to(log: PartitionState, target: Tail) -> None:
+def flush_to(log: PartitionLog, target: Tail) -> None:
     """Return once everything up to the end of ``target`` is on the disk, and published.
 
     The first of several waiting threads flushes for all of them: its flush covers
     what they wrote before it began (group commit).
     """
     with log.flush_lock:
-        if current_tail(log).durable_offset >= target.log_end_offset:
+        if log.tail().durable_offset >= target.log_end_offset:
             return
         flushed = _sync_one(log, sync_files)
         if not log.context.live.write(lambda txn: _publish(log, txn, flushed)):
             raise log.flush_failed()
 
 
-def flush_up_to(log: PartitionState, offset: int) -> None:
+def flush_up_to(log: PartitionLog, offset: int) -> None:
     """Move the recovery point to an offset at least, with the producers' sequence numbers.
 
     Does nothing if everything below the offset is on the disk already.
@@ -210,11 +208,11 @@ def flush_up_to(log: PartitionState, offset: int) -> None:
         DurabilityError: A flush failed, now or before.
     """
     info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-    if info is None or info.recovery_offset < offset or current_tail(log).failed:
+    if info is None or info.recovery_offset < offset or log.tail().failed:
         flush([log])
 
 
-def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
+def _file_of(log: PartitionLog, tail: Tail) -> SegmentFile:
     """Return the file of the segment that a tail is in."""
     log.refresh()
     file = log.open_active(tail.segment_id)
@@ -223,7 +221,7 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
     # Sealed meanwhile by a process that does not flush, or truncated.
     info = log.segments.get(tail.base_offset)
     if info is None or info.id != tail.segment_id:
-        if current_tail(log).leader_epoch == tail.leader_epoch:
+        if log.tail().leader_epoch == tail.leader_epoch:
             # Sealed and compacted meanwhile, which flushes first: nothing is left to do,
             # and any file serves.
             return log.active_file()
@@ -231,12 +229,12 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
     return log.open_segment(info, write=True)
 
 
-def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
+def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
     """Move the ends; False if a flush of another process failed meanwhile.
 
     The system reports a failure to only one process, so success here proves nothing then.
     """
-    tail = TAILS.get(txn, log.key)
+    tail = peek_tail(txn, log.key)
     if tail is None:
         return True
     if tail.leader_epoch != flushed.leader_epoch or tail.failed:

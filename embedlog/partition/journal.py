@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.partition.state import Context, PartitionState
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.state import Context
+from embedlog.partition.tail import TAILS, Tail, peek_tail, unpack
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 PREPARED, COMMITTED = 0, 1
 
@@ -112,35 +115,29 @@ def file_names(txn: kv.Txn, key: bytes) -> set[str]:
 # The next process; under the partition's lock
 
 
-def finish_or_undo(log: PartitionState) -> None:
+def finish_or_undo(log: PartitionLog) -> None:
     """Finish or undo a publication whose process died in the middle.
-
-    Reads the journal only if `state` has changed since the last look.
 
     Raises:
         StorageError: It could not be undone; no append is possible until it is.
     """
-    version = log.snapshot_version
-    if log.journal_checked_version == version:
-        return
     entry = _read(log.context, log.key)
     # Without a tail recovery is due, which reads the journal itself.
-    if entry is not None and (tail := TAILS.get(log.context.live, log.key)) is not None:
+    if entry is not None and (tail := peek_tail(log.context.live, log.key)) is not None:
         if entry.state == COMMITTED:
             if end_of(tail) == entry.before:
                 finish_publication(log.context, entry)
         elif not tail.failed:
             # After a failed flush nothing is touched until the repair, which recovers (P9).
             _undo(log, tail)
-    log.journal_checked_version = version
 
 
-def visible_tail(log: PartitionState, tail: Tail) -> Tail:
+def visible_tail(log: PartitionLog, tail: Tail) -> Tail:
     """Return the tail that `finish_or_undo` would lead to, without changing anything."""
     entry = _read(log.context, log.key)
     if entry is None or entry.state == PREPARED or end_of(tail) != entry.before:
         return tail
-    return TAILS.unpack(entry.after)
+    return unpack(entry.after)
 
 
 def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
@@ -152,7 +149,7 @@ def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
     for key in keys:
         entry = _read(context, key)
         if entry is not None and entry.state == COMMITTED:
-            tail = TAILS.get(context.live, key)
+            tail = peek_tail(context.live, key)
             if tail is not None and end_of(tail) == entry.before:
                 finish_publication(context, entry)
 
@@ -173,10 +170,10 @@ def finish_publication(context: Context, entry: JournalEntry) -> None:
 def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
     """Make a publication visible, in a transaction of `live`: move all its ends at once."""
     for key, entry in rows:
-        tail = TAILS.get(txn, key)
+        tail = peek_tail(txn, key)
         if tail is None or end_of(tail) != entry.before:
             continue
-        after = TAILS.unpack(entry.after).with_flush(tail)
+        after = unpack(entry.after).with_flush(tail)
         TAILS.put(txn, key, value=after)
         if after.segment_id != tail.segment_id:
             index.remove(txn, key, tail.segment_id)
@@ -184,7 +181,7 @@ def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> Non
             index.put(txn, key, after.segment_id, index_entry)
 
 
-def _undo(log: PartitionState, tail: Tail) -> None:
+def _undo(log: PartitionLog, tail: Tail) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
     if file.size() >= tail.log_end_position:
@@ -194,7 +191,7 @@ def _undo(log: PartitionState, tail: Tail) -> None:
     forget(log)
 
 
-def forget(log: PartitionState) -> None:
+def forget(log: PartitionLog) -> None:
     """Remove the files of a publication that was never committed, and delete its row."""
     entry = _read(log.context, log.key)
     if entry is None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo
-from embedlog.partition.state import PartitionState, sync_files
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.state import sync_files
+from embedlog.partition.tail import Tail, peek_tail
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 
 def with_epoch(epochs: Sequence[tuple[int, int]], epoch: int, offset: int) -> list[tuple[int, int]]:
@@ -47,7 +51,7 @@ def put(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     keyspace.LEADER_EPOCHS.put(txn, key, value=epochs)
 
 
-def begin(log: PartitionState, tail: Tail, epoch: int, offset: int) -> Tail:
+def begin(log: PartitionLog, tail: Tail, epoch: int, offset: int) -> Tail:
     """Begin a later epoch at an offset, at or above the log end; under the partition's lock."""
 
     def step(txn: kv.Txn) -> None:
@@ -59,7 +63,7 @@ def begin(log: PartitionState, tail: Tail, epoch: int, offset: int) -> Tail:
     return _raise(log, tail, epoch)
 
 
-def finish(log: PartitionState, tail: Tail) -> Tail:
+def finish(log: PartitionLog, tail: Tail) -> Tail:
     """Move the tail into the epoch that a killed process had begun; under the partition's lock."""
     info = catalog.PARTITIONS.get(log.context.state, log.key)
     if info is None or info.leader_epoch <= tail.leader_epoch:
@@ -67,7 +71,7 @@ def finish(log: PartitionState, tail: Tail) -> Tail:
     return _raise(log, tail, info.leader_epoch)
 
 
-def _raise(log: PartitionState, tail: Tail, epoch: int) -> Tail:
+def _raise(log: PartitionLog, tail: Tail, epoch: int) -> Tail:
     """Write the tail with another epoch.
 
     Raises:
@@ -85,7 +89,7 @@ def _raise(log: PartitionState, tail: Tail, epoch: int) -> Tail:
         )
 
     def step(txn: kv.Txn) -> Tail:
-        current = TAILS.get(txn, log.key)
+        current = peek_tail(txn, log.key)
         raised = after if current is None else after.with_flush(current)
         txn.put(log.tail_key, raised.pack())
         return raised

@@ -10,7 +10,7 @@ is not renewed, and with a reboot.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from embedlog import kv
 from embedlog.display import plural
@@ -18,8 +18,11 @@ from embedlog.errors import OffsetOutOfRangeError
 from embedlog.keyspace import LEASES, PARTITION_KEY
 from embedlog.partition import tail
 from embedlog.partition.extents import size_bytes
-from embedlog.partition.state import Context, Partitions, PartitionState
+from embedlog.partition.state import Context, Partitions
 from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 LONGEST_NAME = 200
 """In bytes."""
@@ -222,7 +225,7 @@ def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold
             yield LeaseHold(name, row.offset, row.until_ms - uptime_ms)
 
 
-def held_from(log: PartitionState) -> LeaseHold | None:
+def held_from(log: PartitionLog) -> LeaseHold | None:
     """Return the lease with the lowest offset in a partition, if any.
 
     Leases do not count while the partition is larger than ``retention.bytes.hard``.

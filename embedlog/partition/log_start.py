@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sortedcontainers import SortedDict
 
@@ -27,10 +27,11 @@ from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import pending_deletes
-from embedlog.partition.recovery import tail_locked
 from embedlog.partition.roll import roll
-from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.tail import TAILS, Tail, unpack
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _NAMES_PER_COMMIT = 1_000
 """Names to drop in one transaction: few enough that a full disk has room for its pages."""
@@ -51,7 +52,7 @@ class LogStartChange(NamedTuple):
 
 
 def move_log_start(
-    log: PartitionState,
+    log: PartitionLog,
     offset: int,
     *,
     whole: bool = False,
@@ -82,8 +83,7 @@ def move_log_start(
         Exception: What ``limit`` raised; nothing was changed.
     """
     log.context.check_writable()
-    with log.locked(timeout):
-        tail = tail_locked(log)
+    with log.owned(timeout) as tail:
         if tail.failed:
             raise log.flush_failed()
         if not 0 <= offset <= tail.high_watermark:
@@ -104,7 +104,7 @@ def move_log_start(
 
 
 def _move_locked(
-    log: PartitionState, tail: Tail, offset: int, whole: bool, limit: Limit | None
+    log: PartitionLog, tail: Tail, offset: int, whole: bool, limit: Limit | None
 ) -> LogStartChange:
     highest = log.context.live.read(limit) if limit else offset
     goal = _goal(log.segments, tail, offset, whole, highest)
@@ -117,7 +117,7 @@ def _move_locked(
     due = pending_deletes.due(log)
 
     def step(txn: kv.Txn) -> int:
-        current = TAILS.unpack(txn.get(log.tail_key))
+        current = unpack(txn.get(log.tail_key))
         start = goal
         if limit is not None:
             start = min(goal, _goal(segments, current, goal, whole, limit(txn)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from embedlog import index, keyspace, kv
 from embedlog.batch import Batch
@@ -10,22 +11,23 @@ from embedlog.batch.arrays import number, true
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.lazy import pa, pc
-from embedlog.partition.recovery import current_tail
-from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import NO_TIME, Tail
 from embedlog.record import OffsetAndTimestamp
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 # Offsets
 
 
-def entries(log: PartitionState, info: SegmentInfo) -> list[index.IndexEntry]:
+def entries(log: PartitionLog, info: SegmentInfo) -> list[index.IndexEntry]:
     """Return the index of one segment, from `live` or `state`; empty if it is lost."""
     if info.sealed:
         return index.unpack(_packed(log, info))
     return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
 
 
-def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEntry]:
+def searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.IndexEntry]:
     """Return the index of one segment, which unpacks only the entries that a search reads."""
     if not info.sealed:
         return entries(log, info)
@@ -35,23 +37,23 @@ def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEn
         return ()  # A damaged index counts as lost: slower, and the same answers (B5).
 
 
-def _packed(log: PartitionState, info: SegmentInfo) -> bytes:
+def _packed(log: PartitionLog, info: SegmentInfo) -> bytes:
     table, key = keyspace.SEGMENT_INDEXES, info.key
     return log.context.state.read(lambda txn: table.get(txn, log.key, *key)) or b""
 
 
-def position_of_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
+def position_of_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int | None:
     """Return where to start reading for ``offset``; None for the segment's beginning."""
     return _search(log, info, offset, index.position_of_offset, index.active_position_of_offset)
 
 
-def position_from_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
+def position_from_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int | None:
     """Return where the first indexed batch at or above ``offset`` begins; None if none does."""
     return _search(log, info, offset, index.position_from_offset, index.active_position_from_offset)
 
 
 def _search(
-    log: PartitionState,
+    log: PartitionLog,
     info: SegmentInfo,
     target: int,
     sealed: Callable[[Sequence[index.IndexEntry], int], int | None],
@@ -66,12 +68,12 @@ def _search(
 # Times
 
 
-def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimestamp | None:
+def offset_for_timestamp(log: PartitionLog, timestamp: int) -> OffsetAndTimestamp | None:
     """Return the first record, in offset order, at or after ``timestamp`` ms."""
     while True:
         log.refresh()
         # The tail first: a segment that is rolled meanwhile then counts as sealed.
-        tail = current_tail(log)
+        tail = log.tail()
         log.refresh()
         version = log.snapshot_version
         try:
@@ -81,12 +83,12 @@ def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimest
             if not error.missing:
                 raise
             log.refresh()
-            unchanged = current_tail(log).start_offset == tail.start_offset
+            unchanged = log.tail().start_offset == tail.start_offset
             if unchanged and log.context.catalog.version() == version:
                 raise
 
 
-def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAndTimestamp | None:
+def _first_at_time(log: PartitionLog, tail: Tail, timestamp: int) -> OffsetAndTimestamp | None:
     end = log.visible_end(tail)
     for info in list(log.segments.values()):
         if not tail.has_made(info):

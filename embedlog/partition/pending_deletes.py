@@ -7,13 +7,16 @@ rows too; then a file that the manifest does not name is garbage, as always.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import kv
 from embedlog.catalog import SegmentInfo
 from embedlog.keyspace import PENDING_DELETES, SEGMENTS
 from embedlog.partition import leases
-from embedlog.partition.state import Context, PartitionState
+from embedlog.partition.state import Context
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 LITTLE_SPACE = 64 << 20
 """Free bytes below which a disk counts as full: then no file waits for its delay."""
@@ -30,12 +33,12 @@ class PendingDelete(NamedTuple):
     path: str
 
 
-def due(log: PartitionState) -> int:
+def due(log: PartitionLog) -> int:
     """Return when to unlink a file that this partition drops now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
-def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> None:
+def put(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, due_ms: int) -> None:
     """Schedule the unlinking of a segment's file, in a transaction of `live`."""
     row = due_ms, info.next_offset or 0, log.path_of(info)
     PENDING_DELETES.put(txn, log.key, *info.key, value=row)
@@ -105,7 +108,7 @@ def sweep_due(context: Context) -> None:
     context.reserve.used_by(lambda: sweep(context, early=full))
 
 
-def sweep_soon(log: PartitionState) -> None:
+def sweep_soon(log: PartitionLog) -> None:
     """Unlink what a partition just dropped, if it has no delay or the disk is full.
 
     Raises:

@@ -8,23 +8,25 @@ fence older producers of that name; `fence_producer` does both in one step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from embedlog import kv
 from embedlog.errors import InvalidProducerEpochError
 from embedlog.partition import producer_state
 from embedlog.partition.producer_state import PRODUCERS, ProducerState
-from embedlog.partition.recovery import current_tail, tail_locked
-from embedlog.partition.state import PartitionState
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 
-def read_producer(log: PartitionState, producer_id: int) -> ProducerState | None:
+def read_producer(log: PartitionLog, producer_id: int) -> ProducerState | None:
     """Return the partition's state of a producer."""
-    current_tail(log)  # recovers the partition after a reboot
+    log.tail()  # recovers the partition after a reboot
     return PRODUCERS.get(log.context.live, log.key, producer_id)
 
 
 def fence_producer(
-    log: PartitionState, producer_id: int, epoch: int, timeout: float | None = None
+    log: PartitionLog, producer_id: int, epoch: int, timeout: float | None = None
 ) -> ProducerState:
     """Fence all older epochs of a producer, and return what it has sent so far.
 
@@ -35,8 +37,7 @@ def fence_producer(
         LockTimeoutError, StorageError: Nothing was changed.
     """
     live = log.context.live
-    with log.locked(timeout):
-        tail_locked(log)
+    with log.owned(timeout):
         producer = PRODUCERS.get(live, log.key, producer_id)
         if producer is not None and producer.epoch > epoch:
             raise InvalidProducerEpochError(
@@ -53,7 +54,7 @@ def fence_producer(
 
 
 def expire_producers(
-    log: PartitionState,
+    log: PartitionLog,
     now_ms: int,
     *,
     fence: Callable[[kv.Txn], None] | None = None,
@@ -89,6 +90,5 @@ def expire_producers(
 
     # With the lock: an append in progress has read its producers already, and writes
     # their rows again.
-    with log.locked(timeout):
-        tail_locked(log)
+    with log.owned(timeout):
         return live.write(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from embedlog import catalog
 from embedlog.batch import Batch, PlacedBatch, placed, trimmed
@@ -21,13 +22,14 @@ from embedlog.errors import (
 )
 from embedlog.hints import VERIFY
 from embedlog.partition import lookup
-from embedlog.partition.recovery import current_tail
-from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 from embedlog.record import OffsetAndTimestamp
 from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
 from embedlog.schemas.typed_batch import typed
 from embedlog.segment import CHUNK_BYTES, SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 ColumnIndexes = Callable[[BufferLayout], Collection[int]]
 """Returns the columns of a schema that are needed, by their indexes."""
@@ -42,7 +44,7 @@ class PartitionReader:
     A read at the end is cheap to repeat.  Not for two threads at once.
     """
 
-    def __init__(self, log: PartitionState, offset: int, leader_epoch: int | None = None) -> None:
+    def __init__(self, log: PartitionLog, offset: int, leader_epoch: int | None = None) -> None:
         self._log = log
         self.offset = offset
         """The next offset to return."""
@@ -56,7 +58,7 @@ class PartitionReader:
         self._version = -1
         """The snapshot by which `_info` was last checked to be current."""
         log.refresh()
-        self._check_range(current_tail(log))
+        self._check_range(log.tail())
 
     def _check_range(self, tail: Tail) -> int:
         if tail.leader_epoch != self.leader_epoch:
@@ -182,14 +184,14 @@ class PartitionReader:
             end = None if tail is None else self._end_by(tail)
             guessed = end is not None
             if tail is None or end is None:
-                tail = current_tail(log)
+                tail = log.tail()
                 end = self._check_range(tail)
             if self.offset == end:
                 return []
             try:
                 batches = self._read(tail, end, max_bytes, columns)
             except CorruptionError as error:
-                if guessed or current_tail(log).leader_epoch != tail.leader_epoch:
+                if guessed or log.tail().leader_epoch != tail.leader_epoch:
                     # Perhaps truncated since, or a leader with fewer records was elected.
                     self._info = self._file = None
                     continue
@@ -334,13 +336,13 @@ class PartitionReader:
         next_good = info.next_offset if entry is None else entry.offset
         if next_good is None:
             log.refresh()
-            next_good = log.visible_end(current_tail(log))
+            next_good = log.visible_end(log.tail())
         facts = {**error.facts, **log.where, "offset": self.offset, "next_offset": next_good}
         todo = f"Seek to {next_good}, which can be read again." + VERIFY
         return CorruptBatchError(error.what, todo=todo, **facts)
 
 
-def record_at(log: PartitionState, offset: int) -> OffsetAndTimestamp | None:
+def record_at(log: PartitionLog, offset: int) -> OffsetAndTimestamp | None:
     """Return the first record at or above an offset, with its time; None at the end.
 
     Raises:

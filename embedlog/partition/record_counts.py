@@ -12,14 +12,15 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from embedlog import catalog
 from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import StorageError
-from embedlog.partition.recovery import current_tail
-from embedlog.partition.state import PartitionState
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _READ_BYTES = 64 << 20
 """Scan this much of a mapped file at once: only the headers of batches are touched."""
@@ -30,7 +31,7 @@ _ATTEMPTS = 20
 class SegmentCounts:
     """The published batches of a segment: their offsets, and how many records precede them."""
 
-    def __init__(self, log: PartitionState, info: SegmentInfo) -> None:
+    def __init__(self, log: PartitionLog, info: SegmentInfo) -> None:
         self._log, self._info = log, info
         self._bases, self._stops = array("q"), array("q")
         self._before, self._positions = array("q"), array("q")
@@ -116,7 +117,7 @@ def _repeated(
 class RecordCounts:
     """Counts the records of one partition; for any thread."""
 
-    def __init__(self, log: PartitionState) -> None:
+    def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self._lock = threading.Lock()
         self._version = -1
@@ -183,7 +184,7 @@ class RecordCounts:
         if first >= stop:
             return  # without a tail: a partition that was never written to stays as it is
         # The tail first: a segment that is rolled meanwhile then counts as sealed.
-        tail = current_tail(self._log)
+        tail = self._log.tail()
         segments = self._segments_with_gaps()
         for info in reversed(segments) if backwards else segments:
             end = stop if info.next_offset is None else min(stop, info.next_offset)

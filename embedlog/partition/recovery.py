@@ -1,4 +1,4 @@
-"""The tail of a partition, and finding it again from the segments.
+"""Finding the tail of a partition again from its segments.
 
 Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it the first
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
@@ -32,67 +33,23 @@ from embedlog.partition import (
     uncommitted_files,
 )
 from embedlog.partition.producer_state import ProducerState, SentBatch
-from embedlog.partition.state import PartitionState, sync_entries
-from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
+from embedlog.partition.state import sync_entries
+from embedlog.partition.tail import NO_TIME, Tail, first_append_time, next_append_time, peek_tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _logger = logging.getLogger("embedlog.partition")
 _NO_LIMIT = 1 << 63
 
 
-# The tail, recovered first if need be
-
-
-def current_tail(log: PartitionState) -> Tail:
-    """Return the tail of a partition; recovers the partition first if there is none."""
-    tail = log.read_tail()
-    if tail is not None:
-        return tail
-    if not log.context.files.writable:
-        return _preview(log)
-    with log.locked():
-        return tail_locked(log)
-
-
-def tail_locked(log: PartitionState) -> Tail:
-    """Return the tail, under the partition's lock; finishes what a killed process left.
-
-    That is a publication that was prepared or committed, a roll, or a recovery.
-    """
-    # Bytes are truncated by what is read here.  A commit of a killed process that becomes
-    # visible later would then point at bytes that were truncated.
-    log.context.state.catch_up()
-    log.context.live.catch_up()
-    log.refresh()
-    changed = log.journal_checked_version != log.snapshot_version
-    journal.finish_or_undo(log)
-    tail = log.read_tail()
-    if tail is None:
-        return rebuild(log)
-    if changed and not tail.failed:
-        tail = leader_epochs.finish(log, tail)
-    active = log.active_segment
-    if tail.segment_id == active.id or tail.failed:
-        return tail
-    sealed, end = log.segments.get(tail.base_offset), (tail.segment_id, tail.log_end_offset)
-    if sealed is not None and (sealed.id, sealed.next_offset) == end:
-        _logger.debug("%s-%d: finishing a roll of a killed process", log.topic, log.partition)
-        return roll.start_segment(log, tail, active)
-    return rebuild(log)
-
-
-def resolve_publication(log: PartitionState) -> None:
-    """Finish or undo a publication in which this process has just failed; under the lock."""
-    log.journal_checked_version = -1
-    tail_locked(log)
-
-
-def discard_tail(log: PartitionState) -> None:
+def discard_tail(log: PartitionLog) -> None:
     """Delete the tail row, so that the next use recovers the partition.
 
     Notes the time of the last append in `state`.
     """
-    tail = TAILS.get(log.context.live, log.key)
+    tail = peek_tail(log.context.live, log.key)
     if tail is None:
         return
 
@@ -166,7 +123,7 @@ class RecoveryScan:
             self.producers[batch.producer_id] = noted
 
 
-def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
+def scan(log: PartitionLog, limit: int = _NO_LIMIT) -> RecoveryScan:
     """Scan a partition from its recovery point.
 
     Args:
@@ -226,7 +183,7 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
 
 
 def _scan_segment(
-    log: PartitionState, result: RecoveryScan, segment: SegmentInfo, limit: int
+    log: PartitionLog, result: RecoveryScan, segment: SegmentInfo, limit: int
 ) -> bool:
     """Scan one segment; return whether it is whole, so that the log continues after it."""
     flushed = segment.next_offset is not None and segment.next_offset <= result.info.recovery_offset
@@ -273,7 +230,7 @@ def _scan_segment(
 
 
 def _scan_batches(
-    log: PartitionState, result: RecoveryScan, file: SegmentFile, segment: SegmentInfo, limit: int
+    log: PartitionLog, result: RecoveryScan, file: SegmentFile, segment: SegmentInfo, limit: int
 ) -> bool:
     """Count the batches of a file up to the first bad one; True if a sealed segment is whole."""
     recovery_point, now_ms = result.info.recovery_offset, log.context.clock()
@@ -331,7 +288,7 @@ def _has_end_mark(file: SegmentFile, segment: SegmentInfo) -> bool:
 
 
 def _damaged(
-    log: PartitionState, segment: SegmentInfo, position: int, reason: str
+    log: PartitionLog, segment: SegmentInfo, position: int, reason: str
 ) -> CorruptionError:
     return CorruptionError(
         f"A segment is damaged below the recovery point: {reason}",
@@ -343,27 +300,23 @@ def _damaged(
     )
 
 
-def _preview(log: PartitionState) -> Tail:
+def preview(log: PartitionLog) -> Tail:
     """Return the tail that `rebuild` would write, for a handle that may not write."""
-    version = log.context.catalog.version(), log.context.wake.published()
-    if log.cached_preview is None or log.cached_preview[0] != version:
-        try:
-            result = scan(log)
-        except CorruptionError:
-            if not log.mend():
-                raise
-            return _preview(log)
-        active = result.active._replace(next_offset=None)
-        epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
-        tail = _tail_of(result, active, result.position or 0, epoch, appended_ms)
-        log.cached_preview = version, tail
-    return log.cached_preview[1]
+    try:
+        result = scan(log)
+    except CorruptionError:
+        if not log.mend():
+            raise
+        return preview(log)
+    active = result.active._replace(next_offset=None)
+    epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
+    return _tail_of(result, active, result.position or 0, epoch, appended_ms)
 
 
 # Truncating what lies past the end, and writing the tail
 
 
-def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
+def rebuild(log: PartitionLog, limit: int = _NO_LIMIT) -> Tail:
     """Find the end, truncate what is past it, and write the tail row; under the partition's lock.
 
     The leader epoch grows, because records that readers may have seen can be
@@ -415,7 +368,7 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     return _write_tail(log, result, _tail_of(result, active, position, epoch, appended_ms))
 
 
-def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
+def _warn_of_loss(log: PartitionLog, result: RecoveryScan) -> None:
     """Log what a recovery is about to truncate because of damage."""
     if result.damage is None:
         return
@@ -440,12 +393,12 @@ def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
     )
 
 
-def _size_of(log: PartitionState, segment: SegmentInfo) -> int:
+def _size_of(log: PartitionLog, segment: SegmentInfo) -> int:
     exists = log.context.files.exists(log.path_of(segment))
     return log.open_segment(segment).size() if exists else 0
 
 
-def _append_time(log: PartitionState, result: RecoveryScan) -> int:
+def _append_time(log: PartitionLog, result: RecoveryScan) -> int:
     """Return when the last batch of the active segment was appended, or a later time.
 
     Exact if it was noted: when the segment was sealed, at the last flush, or by the
@@ -462,7 +415,7 @@ def _append_time(log: PartitionState, result: RecoveryScan) -> int:
     return next_append_time(info.appended_ms, log.context.clock())
 
 
-def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
+def _copy_active(log: PartitionLog, result: RecoveryScan) -> None:
     """Copy what a truncation leaves of a segment to a new file, if it removes anything.
 
     Other processes may read the old file or have it mapped, and a map of a file that
@@ -490,7 +443,7 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     result.dropped.append(old)
 
 
-def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
+def _start_over(log: PartitionLog, result: RecoveryScan, offset: int) -> Tail:
     """Drop every segment and begin an empty one at ``offset``."""
     old = [*result.whole, result.active, *result.dropped]
     epoch = result.info.leader_epoch + 1
@@ -515,7 +468,7 @@ def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
 
 
 def _write_state(
-    log: PartitionState, result: RecoveryScan, active: SegmentInfo, appended_ms: int
+    log: PartitionLog, result: RecoveryScan, active: SegmentInfo, appended_ms: int
 ) -> int:
     """Drop the names of what is past the end, before any file is changed; return the epoch."""
     # A `state` that was restored from its copy may know an older epoch than the batches.
@@ -547,7 +500,7 @@ def _write_state(
     return epoch
 
 
-def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> None:
+def _sync(log: PartitionLog, result: RecoveryScan, active: SegmentFile) -> None:
     files = [active] + [
         log.open_segment(segment, write=True)
         for segment in result.whole
@@ -565,7 +518,7 @@ def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> Non
         raise
 
 
-def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
+def _write_tail(log: PartitionLog, result: RecoveryScan, tail: Tail) -> Tail:
     """Write the tail row with the rows of the index and the producers; ends the recovery."""
 
     def step(txn: kv.Txn) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
@@ -33,11 +34,12 @@ from embedlog.errors import (
 )
 from embedlog.index import IndexEntry
 from embedlog.partition import leases, pending_deletes, roll, segment_statistics, uncommitted_files
-from embedlog.partition.recovery import tail_locked
-from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
 from embedlog.schemas.statistics import RowStatistics
 from embedlog.segment import END_MARK, create
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 Fence = Callable[[], None]
 """Raises `FencedError` if its caller lost the right to change the log."""
@@ -48,7 +50,7 @@ def no_fence() -> None:
 
 
 @contextmanager
-def rewrite_lock(log: PartitionState) -> Iterator[bool]:
+def rewrite_lock(log: PartitionLog) -> Iterator[bool]:
     """Hold the lock for rewriting a partition's segments; yields whether it was free.
 
     One process at a time: two would do the same work, and one swap would be refused.
@@ -69,7 +71,7 @@ def rewrite_lock(log: PartitionState) -> Iterator[bool]:
         files.close(fd)
 
 
-def _retire(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
+def _retire(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     """Add replaced files to the pending deletes."""
     due = pending_deletes.due(log)
 
@@ -97,7 +99,7 @@ class Replacement:
     """
 
     def __init__(
-        self, log: PartitionState, base_offset: int, columns: SegmentInfo, *, offsets: bool = True
+        self, log: PartitionLog, base_offset: int, columns: SegmentInfo, *, offsets: bool = True
     ) -> None:
         self._log = log
         self._uncommitted = True
@@ -176,9 +178,9 @@ class Replacement:
         assert end is not None, "only sealed segments are replaced"
         self._seal(old, end)
         log.sync_directory(f"{log.directory}/{log.partition}")
-        with log.locked():
-            # Before the rest: a recovery that is due would read the files that are replaced.
-            _check_epoch(log, tail_locked(log), epoch)
+        # A recovery that is due comes first: it would read the files that are replaced.
+        with log.owned() as tail:
+            _check_epoch(log, tail, epoch)
             fence()
             lease = leases.held_from(log)
             if lease is not None and lease.offset < end:
@@ -221,12 +223,12 @@ class Replacement:
                 uncommitted_files.discard(self._log, [file for file in files if file.id in ids])
 
 
-def _check_epoch(log: PartitionState, tail: Tail, epoch: int | None) -> None:
+def _check_epoch(log: PartitionLog, tail: Tail, epoch: int | None) -> None:
     if epoch not in (None, tail.leader_epoch):
         raise _fenced(log, "it was truncated meanwhile")
 
 
-def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
+def _check_segments(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     """Raise if the segments were changed, or recovery would still scan them."""
     info = catalog.PARTITIONS.get(txn, log.key)
     current = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
@@ -238,7 +240,7 @@ def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]
         raise _fenced(log, "its segments are not on the disk yet")
 
 
-def _fenced(log: PartitionState, reason: str) -> FencedError:
+def _fenced(log: PartitionLog, reason: str) -> FencedError:
     return FencedError(
         f"The partition was not rewritten: {reason}",
         **log.where,
@@ -247,7 +249,7 @@ def _fenced(log: PartitionState, reason: str) -> FencedError:
 
 
 def note_cleaned(
-    log: PartitionState,
+    log: PartitionLog,
     offset: int,
     last: Sequence[SegmentInfo],
     *,
@@ -272,7 +274,7 @@ def note_cleaned(
         _check_segments(log, txn, last)
         keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset)
 
-    with log.locked():
-        _check_epoch(log, tail_locked(log), epoch)
+    with log.owned() as tail:
+        _check_epoch(log, tail, epoch)
         fence()
         log.context.state.write(step)

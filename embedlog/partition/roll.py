@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EXPLICIT_OFFSETS, HEADERS, TOMBSTONES, EncodedBatch
@@ -12,15 +12,18 @@ from embedlog.batch.wire import SCHEMA_VERSION, layout_of
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
 from embedlog.partition import producer_state, segment_statistics, uncommitted_files
-from embedlog.partition.state import PartitionState, put_recovery_point, sync_entries, sync_files
-from embedlog.partition.tail import TAILS, Tail, creation_time, first_append_time
+from embedlog.partition.state import put_recovery_point, sync_entries, sync_files
+from embedlog.partition.tail import Tail, creation_time, first_append_time, peek_tail
 from embedlog.segment import END_MARK, SegmentFile, create
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _logger = logging.getLogger("embedlog.partition")
 
 
 def is_due(
-    log: PartitionState,
+    log: PartitionLog,
     file: SegmentFile,
     tail: Tail,
     batch: EncodedBatch,
@@ -89,7 +92,7 @@ def with_columns(info: SegmentInfo, other: SegmentInfo) -> SegmentInfo:
 
 
 def roll(
-    log: PartitionState,
+    log: PartitionLog,
     tail: Tail,
     columns: SegmentInfo | None = None,
     *,
@@ -131,7 +134,7 @@ def roll(
 
 
 def _name_next(
-    log: PartitionState,
+    log: PartitionLog,
     tail: Tail,
     old: SegmentInfo,
     columns: SegmentInfo,
@@ -176,7 +179,7 @@ def _name_next(
 
 
 def start_segment(
-    log: PartitionState,
+    log: PartitionLog,
     tail: Tail,
     new: SegmentInfo,
     synced: bool = False,
@@ -190,7 +193,7 @@ def start_segment(
     oldest = log.oldest_producer_ms()
 
     def step(txn: kv.Txn) -> bool:
-        current = TAILS.get(txn, log.key)
+        current = peek_tail(txn, log.key)
         # A flush works without the partition's lock: do not overwrite its failure.
         failed = current is not None and current.failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
@@ -216,7 +219,7 @@ def tail_of_new(before: Tail, new: SegmentInfo, position: int) -> Tail:
 
 
 def create_segment(
-    log: PartitionState, info: SegmentInfo, synced: bool, offsets: bool = False
+    log: PartitionLog, info: SegmentInfo, synced: bool, offsets: bool = False
 ) -> SegmentFile:
     """Create the empty file of a segment that the manifest names.
 
@@ -231,14 +234,14 @@ def create_segment(
         file = create(files, log.path_of(info), schema, reread)
     except DurabilityError as error:
         raise log.mark_flush_failed(error) from error
-    log.open_segment_file = info.id, file
+    log.opened_active(info, file)
     if synced:
         log.sync(file)
         sync_entries(log, info.id)
     return file
 
 
-def schema_of(log: PartitionState, info: SegmentInfo, offsets: bool = False) -> Any:
+def schema_of(log: PartitionLog, info: SegmentInfo, offsets: bool = False) -> Any:
     """Return the Arrow schema that a segment file of this partition begins with.
 
     Args:

@@ -7,13 +7,13 @@ happen.  They are optional: a segment without them is read.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.batch.wire import ENTRY
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError
-from embedlog.partition.state import PartitionState
 from embedlog.schemas.statistics import (
     RowStatistics,
     merged,
@@ -23,13 +23,16 @@ from embedlog.schemas.statistics import (
     unpack_rows,
 )
 
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
+
 MAX_BATCHES_AT_ROLL = 10_000
 """A roll computes the statistics of a segment with at most this many batches, which takes up to
 0.1 s under the partition's lock; housekeeping those of others."""
 _ALL = 1 << 62
 
 
-def statistics_of(log: PartitionState, info: SegmentInfo) -> RowStatistics | None:
+def statistics_of(log: PartitionLog, info: SegmentInfo) -> RowStatistics | None:
     """Return the statistics of a sealed segment; None if there are none, or they are damaged."""
     table, key = keyspace.SEGMENT_STATISTICS, info.key
     try:
@@ -39,7 +42,7 @@ def statistics_of(log: PartitionState, info: SegmentInfo) -> RowStatistics | Non
         return None
 
 
-def compute(log: PartitionState, info: SegmentInfo, max_batches: int = _ALL) -> bytes | None:
+def compute(log: PartitionLog, info: SegmentInfo, max_batches: int = _ALL) -> bytes | None:
     """Return the statistics of a segment from the blocks of its batches, as `state` has them.
 
     None for a topic of bytes, and if there are more batches, or damage.
@@ -57,7 +60,7 @@ def compute(log: PartitionState, info: SegmentInfo, max_batches: int = _ALL) -> 
     return packed(log, info, rows)
 
 
-def add(log: PartitionState, info: SegmentInfo) -> bool:
+def add(log: PartitionLog, info: SegmentInfo) -> bool:
     """Write the statistics of a sealed segment; False if it has none, or was replaced."""
     statistics = compute(log, info)
     if statistics is None:
@@ -72,7 +75,7 @@ def add(log: PartitionState, info: SegmentInfo) -> bool:
     return log.context.state.write(step)
 
 
-def packed(log: PartitionState, info: SegmentInfo, rows: Iterable[RowStatistics]) -> bytes | None:
+def packed(log: PartitionLog, info: SegmentInfo, rows: Iterable[RowStatistics]) -> bytes | None:
     """Return the statistics of all batches of a segment, as `state` has them; None without any."""
     statistics = merged(rows)
     return None if statistics is None else pack_rows(statistics, log.schema_of(info, offsets=True))
@@ -85,7 +88,7 @@ def of_encoded(batch: EncodedBatch) -> RowStatistics:
     return RowStatistics(batch.count, nulls, unpack(batch.table[end:-8]))
 
 
-def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, statistics: bytes | None) -> None:
+def put(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, statistics: bytes | None) -> None:
     """Write the statistics of a segment that is sealed, or delete those of an earlier sealing."""
     if not info.schema_version:
         return

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
-from embedlog.partition.recovery import current_tail
 from embedlog.partition.segment_statistics import statistics_of
-from embedlog.partition.state import PartitionState
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.statistics import RowStatistics, of_batch
 from embedlog.segment import joined
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _ALL = 1 << 62
 
@@ -24,7 +26,7 @@ Range = tuple[int, int]
 """Offsets ``[start, stop)``."""
 
 
-def ranges_to_read(log: PartitionState, start: int, stop: int, pruner: Pruner) -> list[Range]:
+def ranges_to_read(log: PartitionLog, start: int, stop: int, pruner: Pruner) -> list[Range]:
     """Return the offsets of ``[start, stop)`` that may have a row for which the filter is true.
 
     In order, and joined where they meet.  Sealed segments that cannot have one are not opened.
@@ -42,7 +44,7 @@ def ranges_to_read(log: PartitionState, start: int, stop: int, pruner: Pruner) -
 
 
 def _segments_to_read(
-    log: PartitionState, segments: Sequence[SegmentInfo], pruner: Pruner
+    log: PartitionLog, segments: Sequence[SegmentInfo], pruner: Pruner
 ) -> list[bool]:
     known: dict[tuple[bool, bool, int], list[tuple[SegmentInfo, RowStatistics]]] = {}
     for info in segments:
@@ -59,7 +61,7 @@ def _segments_to_read(
 
 
 def _batches_to_read(
-    log: PartitionState, info: SegmentInfo, part: Range, pruner: Pruner
+    log: PartitionLog, info: SegmentInfo, part: Range, pruner: Pruner
 ) -> list[Range]:
     """Return the ranges of a segment to read, by the blocks of its batches."""
     try:
@@ -77,9 +79,9 @@ def _batches_to_read(
     return ranges
 
 
-def _batches(log: PartitionState, info: SegmentInfo) -> list[Batch]:
+def _batches(log: PartitionLog, info: SegmentInfo) -> list[Batch]:
     if not info.sealed:
-        tail = current_tail(log)
+        tail = log.tail()
         if tail.segment_id != info.id:
             return []  # It was sealed meanwhile.
         file = log.open_shared(info)

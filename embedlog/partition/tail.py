@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import keyspace
-from embedlog.kv import Txn
+from embedlog.kv import Store, Txn
 from embedlog.partition.producer_state import ProducerState
 
 if TYPE_CHECKING:
@@ -98,6 +98,20 @@ TAILS = keyspace.TAILS.typed(Tail)
 unpack = TAILS.unpack
 
 
+def peek_tail(txn: Txn | Store, key: bytes) -> Tail | None:
+    """Return the tail of a partition as `live` has it: no recovery, no lock.
+
+    Args:
+        txn: A transaction of `live`, or `live`.
+        key: The partition's.
+
+    Returns:
+        The tail; None if the partition was not recovered in this boot yet.
+    """
+    row = txn.get(TAILS.key(key))
+    return None if row is None else unpack(row)
+
+
 class CachedTail(NamedTuple):
     """A tail row as of one version of `live`: as long as that is current, the tail is too."""
 
@@ -153,7 +167,7 @@ def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | No
         key: The partition's.
         durable: Return the end that survives a power cut, for readers that see no more.
     """
-    tail = TAILS.get(txn, key)
+    tail = peek_tail(txn, key)
     if tail is None:
         return None
     end = min(tail.durable_offset, tail.high_watermark) if durable else tail.high_watermark

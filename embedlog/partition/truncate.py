@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
 from embedlog.partition import roll
-from embedlog.partition.recovery import rebuild, tail_locked
-from embedlog.partition.state import PartitionState
+from embedlog.partition.recovery import rebuild
 from embedlog.partition.tail import Tail
 
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
-def truncate_to(log: PartitionState, offset: int) -> bool:
+
+def truncate_to(log: PartitionLog, offset: int) -> bool:
     """Remove every record at or above an offset; see `PartitionLog.truncate_to`."""
     if offset < 0:
         raise ValueError(f"offset must be at least 0, got {offset}")
     log.context.check_writable()
     try:
-        with log.locked():
-            tail = tail_locked(log)
+        with log.owned() as tail:
             if tail.failed:
                 raise log.flush_failed()
             if offset < tail.log_end_offset:
@@ -27,7 +30,7 @@ def truncate_to(log: PartitionState, offset: int) -> bool:
         log.context.wake.advance()
 
 
-def truncate_locked(log: PartitionState, tail: Tail, offset: int) -> None:
+def truncate_locked(log: PartitionLog, tail: Tail, offset: int) -> None:
     """Remove every record at or above an offset, under the partition's lock."""
 
     def step(txn: kv.Txn) -> None:

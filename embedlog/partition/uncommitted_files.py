@@ -7,14 +7,17 @@ takes it for garbage, and after a crash the next process knows what to remove.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.keyspace import UNCOMMITTED_FILES
-from embedlog.partition.state import PartitionState
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 
-def new_file(log: PartitionState, segment: SegmentInfo) -> SegmentInfo:
+def new_file(log: PartitionLog, segment: SegmentInfo) -> SegmentInfo:
     """Return a segment with a new id, whose file may be created now: it is uncommitted."""
 
     def step(txn: kv.Txn) -> SegmentInfo:
@@ -25,7 +28,7 @@ def new_file(log: PartitionState, segment: SegmentInfo) -> SegmentInfo:
     return log.context.state.write(step)
 
 
-def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
+def uncommitted_files(log: PartitionLog) -> list[SegmentInfo]:
     """Return the uncommitted files of a partition, as the disk has them too."""
 
     def step(txn: kv.Txn) -> list[SegmentInfo]:
@@ -46,7 +49,7 @@ def drop_names(txn: kv.Txn, key: bytes, segments: Sequence[SegmentInfo]) -> None
         UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
 
 
-def discard(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
+def discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     """Unlink files that were never in the manifest, or that no reader can be looking for."""
     for segment in segments:
         log.context.files.unlink(log.path_of(segment), missing_ok=True)
@@ -54,7 +57,7 @@ def discard(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
         forget(log, segments)
 
 
-def forget(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
+def forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     """Delete the rows of files that are unlinked, or that a row of `live` says to unlink."""
 
     def step(txn: kv.Txn) -> None:

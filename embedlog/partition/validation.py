@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from embedlog import batch as batches
 from embedlog.batch import EXPLICIT_OFFSETS, TYPED, EncodedBatch, PlacedBatch
@@ -21,19 +21,19 @@ from embedlog.errors import (
     RecordTooLargeError,
 )
 from embedlog.hints import FAILOVER
-from embedlog.partition.state import PartitionState
 from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
 from embedlog.schemas.typed_batch import TypedBatch, typed
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 _logger = logging.getLogger("embedlog.partition")
 _warned: set[tuple[str, int]] = set()
 """The topics that this process has warned of: the path of the root, and the topic's id."""
 
 
-def in_current_schema(
-    log: PartitionState, encoded: Sequence[EncodedBatch]
-) -> Sequence[EncodedBatch]:
+def in_current_schema(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
     """Return batches of a typed topic in the current version of its schema.
 
     Their producer may have encoded them before the schema changed.  Those of a topic of bytes
@@ -46,7 +46,7 @@ def in_current_schema(
     return [cast("TypedBatch", batch).fitted(schema, 0, statistics) for batch in encoded]
 
 
-def with_columns_of(log: PartitionState, info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
+def with_columns_of(log: PartitionLog, info: SegmentInfo, batch: EncodedBatch) -> EncodedBatch:
     """Return a batch with the columns that a segment has.
 
     A segment has one schema: batches after one with headers get the column too, and those of a
@@ -63,7 +63,7 @@ def with_columns_of(log: PartitionState, info: SegmentInfo, batch: EncodedBatch)
 
 
 def of_this_topic(
-    log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]], identical: bool
+    log: PartitionLog, placed: Sequence[tuple[int, EncodedBatch]], identical: bool
 ) -> Sequence[tuple[int, EncodedBatch]]:
     """Return batches that may come from another log as batches of this topic.
 
@@ -88,7 +88,7 @@ def of_this_topic(
     return result
 
 
-def _own_schema(log: PartitionState, schema: TopicSchema) -> TopicSchema:
+def _own_schema(log: PartitionLog, schema: TopicSchema) -> TopicSchema:
     catalog, own = log.context.catalog, None
     with suppress(CorruptionError):
         own = catalog.schema(catalog.topic(log.topic), schema.version)
@@ -102,12 +102,12 @@ def _own_schema(log: PartitionState, schema: TopicSchema) -> TopicSchema:
     return own
 
 
-def _is_of_other_topic(log: PartitionState, batch: EncodedBatch) -> bool:
+def _is_of_other_topic(log: PartitionLog, batch: EncodedBatch) -> bool:
     schema = cast("TypedBatch", batch).schema
     return schema is not None and schema.is_of_other_topic(log.topic_id)
 
 
-def check_writer(log: PartitionState, mirror: str = "") -> None:
+def check_writer(log: PartitionLog, mirror: str = "") -> None:
     """Raise if the topic is a copy, and the writer is not its mirror.
 
     Args:
@@ -138,9 +138,7 @@ def check_writer(log: PartitionState, mirror: str = "") -> None:
     )
 
 
-def check_kind(
-    log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool = True
-) -> None:
+def check_kind(log: PartitionLog, encoded: Sequence[EncodedBatch], *, offsets: bool = True) -> None:
     """Raise if one of the batches does not have the kind of columns that the topic has.
 
     Raises:
@@ -170,7 +168,7 @@ def check_kind(
             )
 
 
-def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool = False) -> None:
+def check(log: PartitionLog, encoded: Sequence[EncodedBatch], *, offsets: bool = False) -> None:
     """Raise if the topic's settings do not allow one of the batches.
 
     Args:
@@ -219,7 +217,7 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch], *, offsets: bool
         raise _keys_missing(log, encoded)
 
 
-def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
+def _keys_missing(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
     """Return the error that names the records without a key, counted over all batches."""
     firsts = accumulate((batch.count for batch in encoded), initial=0)
     rows = [
@@ -236,7 +234,7 @@ def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> Inval
     )
 
 
-def warn_if_overdue(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
+def warn_if_overdue(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> None:
     """Warn, once per topic and process, of records that retention deletes at its next round.
 
     Under ``retention.clock=record``, which is Kafka's rule, records with old timestamps are

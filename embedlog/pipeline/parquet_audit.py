@@ -352,7 +352,7 @@ def _leased_ranges(
         if log.root.mode != "rw" or not starts:
             break
         try:
-            lease = log.hold(name, starts, seconds=_LEASE_SECONDS)
+            lease = log.housekeeping.hold(name, starts, seconds=_LEASE_SECONDS)
             break
         except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
             continue  # Retention was faster.

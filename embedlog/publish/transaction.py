@@ -47,7 +47,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import journal, recovery, roll, segment_statistics, validation
+from embedlog.partition import PartitionLog, journal, roll, segment_statistics, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
 from embedlog.partition.journal import JournalEntry
@@ -55,7 +55,6 @@ from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.state import (
     Context,
     Partitions,
-    PartitionState,
     put_recovery_point,
     sync_entries,
     sync_files,
@@ -101,7 +100,7 @@ class Publication(NamedTuple):
 class PublishedBatches(NamedTuple):
     """What a publication wrote to one partition."""
 
-    log: PartitionState
+    log: PartitionLog
     batches: list[tuple[Appended, EncodedBatch]]
     """In order, with their offsets."""
 
@@ -124,7 +123,7 @@ class SegmentPlan(NamedTuple):
 class PartitionPlan(NamedTuple):
     """What will be written to one partition; under its lock."""
 
-    log: PartitionState
+    log: PartitionLog
     before: Tail
     segments: list[SegmentPlan]
 
@@ -222,7 +221,7 @@ def publish(
 
 @contextmanager
 def _locked(
-    context: Context, logs: Collection[PartitionState], timeout: float | None
+    context: Context, logs: Collection[PartitionLog], timeout: float | None
 ) -> Iterator[bool]:
     """Hold the locks of partitions; yield whether they escalated to that of the log."""
     escalated = _DESCRIPTORS * len(logs) > context.files.most_descriptors()
@@ -238,7 +237,7 @@ def _locked(
 
 
 @contextmanager
-def _descriptors(log: PartitionState, escalated: bool) -> Iterator[None]:
+def _descriptors(log: PartitionLog, escalated: bool) -> Iterator[None]:
     """Give the descriptors of a partition back after the body, if its lock escalated."""
     try:
         yield
@@ -249,11 +248,11 @@ def _descriptors(log: PartitionState, escalated: bool) -> Iterator[None]:
 
 def _by_partition(
     root: Partitions, staged: Sequence[StagedFile]
-) -> dict[PartitionState, list[EncodedBatch]]:
+) -> dict[PartitionLog, list[EncodedBatch]]:
     """Return the batches of each partition, in the order of the partitions' keys."""
-    by_key: dict[tuple[int, int], tuple[PartitionState, list[EncodedBatch]]] = {}
+    by_key: dict[tuple[int, int], tuple[PartitionLog, list[EncodedBatch]]] = {}
 
-    def partition_of(staged_partition: StagedPartition) -> PartitionState:
+    def partition_of(staged_partition: StagedPartition) -> PartitionLog:
         topic, topic_id, partition = staged_partition
         log = root.partition(topic, partition)
         if log.topic_id != topic_id:
@@ -356,9 +355,9 @@ def _restarted(
 # Where it is written
 
 
-def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:
+def _plan(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:
     """Plan the segments of one partition; changes nothing, except that it rolls if that is due."""
-    tail = recovery.tail_locked(log)
+    tail = log.finish_locked()
     if tail.failed:
         raise log.flush_failed()
     log.check_replicas()
@@ -384,7 +383,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     return plan
 
 
-def _plan_next_segment(log: PartitionState, tail: Tail, columns: SegmentInfo) -> SegmentPlan:
+def _plan_next_segment(log: PartitionLog, tail: Tail, columns: SegmentInfo) -> SegmentPlan:
     number = log.context.state.write(lambda txn: catalog.next_number(txn, "segment"))
     created_ms = tails.creation_time(tail, log.context.clock())
     info = SegmentInfo(tail.log_end_offset, number, created_ms, dense=True)
@@ -560,7 +559,7 @@ def _resolve(plans: list[PartitionPlan], escalated: bool) -> None:
     for plan in plans:
         # If the disk refuses even this, the next writer reads the journal and does it.
         with suppress(EmbedlogError), _descriptors(plan.log, escalated):
-            recovery.resolve_publication(plan.log)
+            plan.log.resolve_publication()
 
 
 def log_repetition(publication: Publication, result: PublishResult) -> None:

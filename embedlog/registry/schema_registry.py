@@ -92,7 +92,7 @@ class _Subject(NamedTuple):
 
 
 class SchemaRegistry:
-    """The schemas of a log: what `Log.schemas` returns.
+    """The schemas of a log: what `Log.schema_registry` returns.
 
     A subject, such as ``orders-value`` for the values of a topic ``orders``, has versions.
     """
@@ -325,7 +325,7 @@ class SchemaRegistry:
         raise UnknownSchemaError(
             f"The registry has no subject {subject!r}",
             todo=Hint(
-                "Register a schema with log.schemas.register(subject, schema).",
+                "Register a schema with log.schema_registry.register(subject, schema).",
                 "Register a schema with `embedlog schemas register`.",
             ),
             subject=subject,

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from embedlog import catalog
 from embedlog.catalog import SegmentInfo
@@ -34,11 +36,12 @@ from embedlog.files.throttle import Throttle
 from embedlog.hints import REPAIR
 from embedlog.partition import leader_epochs
 from embedlog.partition.tail import Tail
-from embedlog.replication.copies import lock_copy, remove_copies
+from embedlog.record import TopicPartition
 from embedlog.replication.directory import LogDirectory
+from embedlog.replication.files import lock_copy, remove_copies
+from embedlog.replication.mend import Piece, SegmentCopy, examine_all, pieces
 from embedlog.replication.partition import LeaderAndEpoch, ReplicatedPartition
-from embedlog.replication.recovery import BaseReplicatedRoot
-from embedlog.replication.segment_copies import Piece, SegmentCopy, pieces
+from embedlog.replication.root import ReplicatedRoot
 from embedlog.segment import CHUNK_BYTES
 
 _MOST_PASSES = 100
@@ -51,39 +54,28 @@ class _StoppedError(Exception):
     """The copying was told to stop while it waited."""
 
 
+@dataclass
 class ReplicaCopy:
-    """The copy of one partition in one directory, while it catches up.
+    """The copy of one partition in one directory, while it catches up."""
 
-    Args:
-        log: The partition.
-        directory: The one that catches up; online, and not in sync.
-        throttle: Limits the copying.
-        stopped: Whether to give up.
-        progress: Called with the number of bytes after each piece that was copied.
-    """
-
-    def __init__(
-        self,
-        log: ReplicatedPartition,
-        directory: LogDirectory,
-        *,
-        throttle: Throttle | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-        progress: Callable[[int], object] = bool,
-    ) -> None:
-        self.log, self.directory = log, directory
-        self._throttle = throttle or Throttle()
-        self._stopped, self._progress = stopped, progress
-        self._leader: LeaderAndEpoch
-        """Of whom the copy is."""
-        self._guard: Callable[[], AbstractContextManager[object]] = self._locked
-        """Makes a context manager that is entered for each write."""
-        self._trusted_offset = 0
-        """Below it the sealed segments are the leader's."""
-        self._done: dict[int, int] = {}
-        """How many bytes of each segment, by its id, are known to be equal, and flushed."""
-        self._mended: set[int] = set()
-        """The segments in which damage was found at the leader, by their ids."""
+    log: ReplicatedPartition
+    directory: LogDirectory
+    """The one that catches up; online, and not in sync."""
+    throttle: Throttle = field(default_factory=Throttle)
+    stopped: Callable[[], bool] = bool
+    """Whether to give up."""
+    progress: Callable[[int], object] = bool
+    """Called with the number of bytes after each piece that was copied."""
+    _leader: LeaderAndEpoch = field(init=False)
+    """Of whom the copy is."""
+    _is_locked: bool = False
+    """Whether the partition's lock is held; otherwise it is taken for each write."""
+    _trusted_offset: int = 0
+    """Below it the sealed segments are the leader's."""
+    _done: dict[int, int] = field(default_factory=dict)
+    """How many bytes of each segment, by its id, are known to be equal, and flushed."""
+    _mended: set[int] = field(default_factory=set)
+    """The segments in which damage was found at the leader, by their ids."""
 
     def catch_up(self) -> bool:
         """Copy all that is missing; return False if it was told to stop.
@@ -120,7 +112,7 @@ class ReplicaCopy:
         """
         log, this, leader = self.log, self.directory.id, self._leader.leader
         with log.locked_under(self._leader, this) as tail:
-            self._throttle, self._stopped, self._guard = Throttle(), bool, nullcontext
+            self.throttle, self.stopped, self._is_locked = Throttle(), bool, True
             self._pass(tail)
             if log.remove_unnamed(self.directory.files):
                 self.directory.files.sync_directory(log.directories[-1])
@@ -131,14 +123,15 @@ class ReplicaCopy:
             )
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _guard(self) -> Iterator[None]:
         """Hold the partition's lock, if the leader is still the one of before."""
         self._check_stopped()
-        with self.log.locked_under(self._leader, self.directory.id):
+        locked = self.log.locked_under(self._leader, self.directory.id)
+        with nullcontext() if self._is_locked else locked:
             yield
 
     def _check_stopped(self) -> None:
-        if self._stopped():
+        if self.stopped():
             raise _StoppedError
 
     def _pass(self, tail: Tail) -> int:
@@ -159,15 +152,20 @@ class ReplicaCopy:
         directory = self.log.controller.directories.get(self._leader.leader)
         if directory is None:
             raise self.log.reassigned()
-        leader = SegmentCopy(self.log, info, directory)
-        if leader.file is None:
-            return 0  # compacted or deleted meanwhile; the next pass sees that
         start = self._done.get(info.id, 0)
         batches_end = min(info.end_position, stop) if info.sealed else stop
         if info.sealed and (info.next_offset or 0) <= self._trusted_offset:
             start = max(start, batches_end)
+        leader = SegmentCopy(self.log, info, directory)
         target = SegmentCopy(self.log, info, self.directory)
         try:
+            if leader.file is None:
+                # Compacted or deleted meanwhile, or nothing was written to it yet; once nobody
+                # else can write, it is damage, unless the copy is whole by itself.
+                if stop and self._is_locked and not start == batches_end <= target.size:
+                    self.log.mend([info])  # another one leads, if it has the file
+                    raise self._damage(leader, 0)
+                return 0
             start = _equal_end(info, leader, target, start, batches_end)
             for piece in pieces(self.log, info, [leader], batches_end, start):
                 self._check_stopped()
@@ -192,17 +190,23 @@ class ReplicaCopy:
         """
         if piece.data is None:
             with self._guard():  # raises if there is another leader by now, which may lack it
-                raise CorruptionError(
-                    f"The leader's copy is damaged at byte {piece.position}, and is not copied",
-                    **self.log.where,
-                    path=f"{leader.directory.path}/{leader.path}",
-                    todo="No other copy that is in sync has it." + REPAIR,
-                )
+                raise self._damage(leader, piece.position)
         if not target.has(piece):
-            self._throttle.spend(len(piece.data), self._check_stopped)
+            self.throttle.spend(len(piece.data), self._check_stopped)
             with self._guard():
                 target.write(piece)
-            self._progress(len(piece.data))
+            self.progress(len(piece.data))
+
+    def _damage(self, leader: SegmentCopy, position: int) -> EmbedlogError:
+        """Return the error of a leader's copy that is damaged, or of one that leads no more."""
+        if self.log.assignment.leader != self._leader.leader:
+            return self.log.reassigned()
+        return CorruptionError(
+            f"The leader's copy is damaged at byte {position}, and is not copied",
+            **self.log.where,
+            path=f"{leader.directory.path}/{leader.path}",
+            todo="No other copy that is in sync has it." + REPAIR,
+        )
 
 
 def _equal_end(
@@ -221,18 +225,12 @@ def _equal_end(
     return same if same == stop or leader.whole(same, stop, info.base_offset) else 0
 
 
-def copy_partition(
-    log: ReplicatedPartition,
-    directory: LogDirectory,
-    *,
-    throttle: Throttle | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], object] = bool,
-) -> bool:
+def copy_partition(log: ReplicatedPartition, directory: LogDirectory, **options: Any) -> bool:
     """Make one copy equal to the leader's, and have it join the ISR.
 
-    Returns False if it was stopped, if another process makes this copy, or if another leader was
-    elected.  If the directory, or that of the leader, turns out to be broken, it goes offline.
+    The options are those of `ReplicaCopy`.  Returns False if it was stopped, if another process
+    makes this copy, or if another leader was elected.  If the directory, or that of the leader,
+    turns out to be broken, it goes offline.
 
     Raises:
         CorruptionError: The leader's copy is damaged.
@@ -244,9 +242,7 @@ def copy_partition(
             # already must not be written without the partition's lock.
             assignment = log.assignment
             if free and directory.id in set(assignment.replicas) - set(assignment.isr):
-                copy = ReplicaCopy(
-                    *(log, directory), throttle=throttle, stopped=stopped, progress=progress
-                )
+                copy = ReplicaCopy(log, directory, **options)
                 if copy.catch_up():
                     copy.join()
                     joined = True
@@ -263,7 +259,7 @@ def copy_partition(
 
 
 def replicate(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     *,
     throttle: Throttle | None = None,
     stopped: Callable[[], bool] = lambda: False,
@@ -284,6 +280,7 @@ def replicate(
         EmbedlogError: Without ``failures``: the first error of these copies.
     """
     joined = 0
+    throttle = throttle or Throttle()
     with (failures or Failures(_logger)).collecting(raises=failures is None) as part:
         for log in root.partition_logs(root.topics().values()):
             assert isinstance(log, ReplicatedPartition)
@@ -300,5 +297,30 @@ def replicate(
                 work = f"Copying {log.topic}-{log.partition} to directory {directory.id}"
                 if failures is None or failures.is_due(work, *PAUSES):
                     with part(work):
-                        joined += copy_partition(log, directory, throttle=throttle, stopped=stopped)
+                        joined += copy_partition(
+                            log, directory, throttle=throttle or Throttle(), stopped=stopped
+                        )
     return joined
+
+
+def repair_copies(
+    root: ReplicatedRoot, *, dry_run: bool = False
+) -> tuple[list[str], set[TopicPartition]]:
+    """Write again what copies have damaged or lack, from the copies that have it.
+
+    Killed in between, it can be repeated.
+
+    Returns messages about what is done, or would be, and the partitions of which no record is
+    damaged in all copies.  The others must be repaired next, as those of a log in one directory.
+    """
+    messages, mended = [], set()
+    for partition, found in examine_all(root, mend=not dry_run):
+        messages += [
+            f"{each}: the copy is made again from a good one" for each in found.differences
+        ]
+        if not found.is_lost:
+            mended.add(partition)
+    if not dry_run:
+        # Copies that lacked whole files, and left the ISR; what fails is noted.
+        replicate(root, failures=Failures(_logger))
+    return messages, mended

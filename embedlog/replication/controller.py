@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import catalog, kv
 from embedlog.errors import (
@@ -37,8 +37,14 @@ from embedlog.errors import (
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.partition import leader_epochs
-from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory, describe
-from embedlog.replication.history import diverged, extra_writes, histories
+from embedlog.replication.directory import (
+    DATABASE_ERRORS,
+    LogDirectory,
+    describe,
+    diverged,
+    extra_writes,
+    histories,
+)
 from embedlog.replication.isr import NO_DIRECTORY, FlushedCopy, PartitionAssignment
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
@@ -48,9 +54,11 @@ from embedlog.replication.metadata import (
     MetadataImage,
     check_quorum,
     put_epoch,
-    without,
 )
 from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
+
+if TYPE_CHECKING:
+    from embedlog.replication.root import ReplicatedRoot
 
 _logger = logging.getLogger("embedlog.replication")
 
@@ -61,25 +69,15 @@ class Controller:
     Any thread may call it.
 
     Args:
+        root: The log.
         directories: Those that could be opened, by their ids; with open databases.
-        open_directory: Opens another one, which has come back or was added.
-        regain_quorum: Gets the directories that do not work, of which too few would be left;
-            returns whether another one came back.  Called without locks of this object.
-        given_up: Directories that will never come back: they do not count for the quorum.
     """
 
-    def __init__(
-        self,
-        directories: Mapping[int, LogDirectory],
-        open_directory: Callable[[int, str], LogDirectory],
-        regain_quorum: Callable[[Mapping[int, Exception]], bool],
-        given_up: Collection[int] = (),
-    ) -> None:
+    def __init__(self, root: ReplicatedRoot, directories: Mapping[int, LogDirectory]) -> None:
         # Other threads may change it at any time: iterate over a copy.
         self.directories = dict(directories)
-        self._open_directory, self._regain_quorum = open_directory, regain_quorum
         self._lock = threading.RLock()
-        self._given_up = frozenset(given_up)
+        self._root, self._given_up = root, frozenset(root.given_up)
         self.image = MetadataImage()
         self.epoch = 0
         self.read_from: tuple[LogDirectory, int]
@@ -141,12 +139,17 @@ class Controller:
                 found = [self.directories.get(each) for each in directories]
         return [directory for directory in found if directory is not None]
 
-    def refresh(self) -> None:
-        """Take the newest image that any directory has."""
-        failed = self._take_newest()
-        if failed:
+    def refresh(self, failed: Mapping[int, Exception] | None = None) -> None:
+        """Take the newest image that any directory has; ``failed`` are known not to work.
+
+        An epoch that was noted may never come, so a write that takes directories offline must not
+        come back here for the same ones.
+        """
+        known = failed or {}
+        found = self._take_newest()
+        if not found.keys() <= known.keys():
             # Without the lock, which no thread may wait for while it holds that of a database.
-            self.take_offline(failed)
+            self.take_offline({**known, **found})
 
     def _take_newest(self) -> dict[int, Exception]:
         """As `refresh`, but return the errors of the directories that cannot be opened."""
@@ -180,7 +183,7 @@ class Controller:
                 opened.detach()
             if info.online and each not in self.directories:
                 try:
-                    directory = self._open_directory(each, info.path)
+                    directory = self._root.open_directory(each, info.path)
                     directory.opened_epoch = image.epoch
                     self.directories[each] = directory
                 except EmbedlogError as error:
@@ -302,12 +305,16 @@ class Controller:
             if not left:
                 raise error
             epoch, opened = self.epoch, {each: self.directories.get(each) for each in failed}
-            refused = self._refuses(left)
-            if refused is None and not self.writable:
+            if not self.writable:
                 # It cannot change the metadata, but it can read on.
                 self._log_offline(failed)
                 self._adopt(_without(self.image, left, failed))
                 return
+            refused = None
+            try:
+                check_quorum(self.image, left, self._given_up)
+            except NotEnoughReplicasError as too_few:
+                refused = too_few
         if refused is not None:
             # Not `refresh`, which would come back here for the same directories, for ever if the
             # epoch that was noted never comes.
@@ -316,11 +323,24 @@ class Controller:
                 # Another process changed which ones are online: these may not be any more.
                 left_over = {each: failed[each] for each in failed if opened[each] in self.online}
                 self.take_offline({**left_over, **newly})
-            elif not self._regain_quorum(failed):
+            elif not self._root.regain_quorum(failed):
                 raise refused from error
             return
         reasons = {each: describe(error) for each, error in failed.items()}
-        self.state.write(lambda txn: self._offline(txn, reasons, epoch), without=failed)
+
+        def offline(txn: kv.Txn) -> None:
+            image = MetadataImage.load(txn)
+            gone = {
+                each: reason
+                for each, reason in reasons.items()
+                if each in image.online and image.directories[each].since <= epoch
+            }
+            # Otherwise another process was faster, and may have brought it back already.
+            if gone:
+                check_quorum(image, set(image.online) - gone.keys(), self._given_up)
+                self._put_offline(txn, image, gone)
+
+        self.state.write(offline, without=failed)
         self._log_offline(failed)
         self.refresh()
 
@@ -371,27 +391,6 @@ class Controller:
         self.take_offline({directory.id: error})
         return True
 
-    def _refuses(self, online: Collection[int]) -> NotEnoughReplicasError | None:
-        """Return the error of a change of the metadata by these directories alone, if any."""
-        try:
-            if self.writable:
-                check_quorum(without(self.image, self._given_up), online)
-        except NotEnoughReplicasError as error:
-            return error
-        return None
-
-    def _offline(self, txn: kv.Txn, reasons: Mapping[int, str], epoch: int) -> None:
-        image = MetadataImage.load(txn)
-        gone = {
-            each: reason
-            for each, reason in reasons.items()
-            if each in image.online and image.directories[each].since <= epoch
-        }
-        if not gone:
-            return  # another process was faster, and may have brought it back already
-        check_quorum(without(image, self._given_up), set(image.online) - gone.keys())
-        self._put_offline(txn, image, gone)
-
     def _put_offline(self, txn: kv.Txn, image: MetadataImage, gone: Mapping[int, str]) -> None:
         """Write that directories are offline, why, and who leads instead, in a new epoch."""
         epoch = image.epoch + 1
@@ -441,7 +440,7 @@ class Controller:
             if not gone or (has_replicas and not force):
                 return False
             left = [each for each in image.online if each not in gone]
-            check_quorum(without(image, gone), left)
+            check_quorum(image, left, gone)
             _remove_directories(txn, image, gone, left)
             if image.controller_id in gone:
                 put_epoch(txn, image.epoch, left[0])
@@ -637,17 +636,11 @@ def raised_epoch(
     """
     if after.leader_epoch == before.leader_epoch:
         return after
-    if after.leader in before.isr and MIRRORED_TOPICS.exists(txn, _topic_id(key)):
+    if after.leader in before.isr and MIRRORED_TOPICS.exists(txn, PARTITION_KEY.unpack(key)[0]):
         return replace(after, leader_epoch=before.leader_epoch)
     info = catalog.PARTITIONS.get(txn, key)
     in_log = 0 if info is None else info.leader_epoch
     return replace(after, leader_epoch=max(after.leader_epoch, in_log + 1))
-
-
-def _topic_id(key: bytes) -> int:
-    """Return the id of the topic of a partition's key."""
-    topic_id: int = PARTITION_KEY.unpack(key)[0]
-    return topic_id
 
 
 def offline_error(

@@ -12,8 +12,7 @@ from embedlog.files import Files
 from embedlog.keyspace import REPORTED_REPLICAS
 from embedlog.metrics import CONTROLLER, LOG_DIRECTORY, LOG_MANAGER, REPLICA_MANAGER, Sample
 from embedlog.partition.partition_log import ONLY_DIRECTORY, PartitionLog
-from embedlog.replication import reassign
-from embedlog.replication.recovery import BaseReplicatedRoot
+from embedlog.replication.root import ReplicatedRoot
 
 
 class DirectoryDescription(NamedTuple):
@@ -39,11 +38,11 @@ class DirectoryDescription(NamedTuple):
     """How much the copies lack of those of the leaders; None if it is offline."""
 
 
-def describe_directories(root: BaseReplicatedRoot) -> list[DirectoryDescription]:
+def describe_directories(root: ReplicatedRoot) -> list[DirectoryDescription]:
     """Return the directories of a log, in the order of their ids."""
     image, opened = root.controller.current().image, root.controller.directories
     leaders, replicas, in_sync, sizes, lags = (Counter[int | None]() for _ in range(5))
-    for info, number, assignment in reassign.assignments(root):
+    for info, number, assignment in root.assignments():
         leaders[assignment.leader] += 1
         replicas.update(assignment.replicas)
         in_sync.update(set(assignment.isr) & set(assignment.replicas))
@@ -110,12 +109,12 @@ _COUNTS = (
 )
 
 
-def replica_samples(root: BaseReplicatedRoot) -> Iterator[Sample]:
+def replica_samples(root: ReplicatedRoot) -> Iterator[Sample]:
     """Yield the metrics of a log in several directories."""
     image = root.controller.current().image
     leaders, copies, counts = Counter[int | None](), Counter[int](), dict.fromkeys(_COUNTS, 0)
     partitions = imbalanced = 0
-    for info, _, assignment in reassign.assignments(root):
+    for info, _, assignment in root.assignments():
         partitions += 1
         imbalanced += assignment.elect_preferred(image.directories) is not assignment
         in_sync, required = len(assignment.isr), info.config.min_insync_replicas

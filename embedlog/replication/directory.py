@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from embedlog import kv
+from embedlog import catalog, kv
+from embedlog.catalog import PartitionInfo
 from embedlog.errors import (
     CorruptionError,
     DurabilityError,
     EmbedlogError,
     LogDeletedError,
-    NotALogError,
+    ReplicasDivergedError,
     StorageError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.files.paths import FORMAT_FILE, exists, is_directory
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.shared_page import PAGE_BYTES, SharedPage
 from embedlog.files.wake_page import WAKE_FILE
+from embedlog.hints import Hint
+from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS, METADATA_VERSION
+from embedlog.partition.tail import peek_tail
+from embedlog.replication.metadata import DirectoryHistory, Epoch
 from embedlog.root import startup
 
 EPOCH_FILE = "epoch"
@@ -53,8 +59,7 @@ class LogDirectory:
         opened again."""
         self.stores: dict[str, kv.LmdbStore] = {}
         """`state` and `live`, once they are open."""
-        self.attached: int | None = None
-        """The descriptor of the lock that each process holds while it has the log open."""
+        self.attachment = startup.Attachment(files)
         self._epoch_fd: int | None = None
         self._page: SharedPage | None = None
         self.epoch_page: memoryview | None = None
@@ -103,63 +108,15 @@ class LogDirectory:
         finally:
             store.release()
 
-    # The locks of attached processes
-
-    @contextmanager
-    def locked_root(self, timeout: float) -> Iterator[None]:
-        """Hold the lock of the process that attaches to the directory, or makes it a new one."""
-        with self.files.opened("locks/root", write=True, create=True) as lock:
-            self.files.lock(lock, timeout)
-            yield
-
-    def attach(self, timeout: float) -> tuple[list[str], bool] | None:
-        """Attach to the directory; the first process checks its databases.
-
-        Under `locked_root`.  Returns what the check returned, or None if there are other processes.
-        """
-        self.attached = self.files.open("locks/attached", write=True, create=True)
-        found = None
-        if self.files.try_lock(self.attached):
-            kv.close_unused()
-            found = startup.check_databases(self.files)
-        self.share(timeout)
-        return found
-
-    def share(self, timeout: float) -> None:
-        """Hold the lock of attached processes, with the others, as long as it is open."""
-        files = self.files
-        if self.attached is None:
-            if not (files.writable or files.exists("locks/attached")):
-                return
-            write = files.writable
-            self.attached = files.open("locks/attached", write=write, create=write)
-        files.lock(self.attached, timeout, shared=True)
-
     def detach(self) -> None:
         """Close the databases and free the lock; files that are being read stay open."""
         for store in self.stores.values():
             store.close()
         if self._page is not None:
             self._page.release()
-        attached, self.attached = self.attached, None
-        if attached is not None:
-            with suppress(EmbedlogError):
-                self.files.close(attached)
-
-    def is_last(self) -> bool:
-        """Give the lock up, and return whether no other process holds it."""
-        if self.attached is None:
-            return False
-        self.files.unlock(self.attached)
-        return self.files.try_lock(self.attached)
+        self.attachment.close()
 
     # The epoch page
-
-    @property
-    def epoch(self) -> int:
-        """The highest epoch that any process has noted here; one load."""
-        page = self.epoch_page
-        return 0 if page is None else page[0]
 
     def note_epoch(self, epoch: int) -> None:
         """Show all processes that there is a new epoch; a broken disk may refuse that.
@@ -167,7 +124,7 @@ class LogDirectory:
         Written, not stored through the map: a store to a page of a broken disk is a SIGBUS.
         """
         fd = self._epoch_fd
-        if fd is not None and self.epoch < epoch:
+        if fd is not None and self.epoch_page is not None and self.epoch_page[0] < epoch:
             with suppress(EmbedlogError):
                 self.files.write(fd, [epoch.to_bytes(8, "little")], 0)
 
@@ -184,18 +141,13 @@ class LogDirectory:
             self.files.write(fd, [b"embedlog"], 0)
             self.files.sync(fd)
 
-    def works(self) -> bool:
-        """Probe the directory, if an error alone does not prove that the disk is broken."""
+    def works(self, *, probe: bool = True) -> bool:
+        """Whether the directory is in place and complete, and with ``probe`` can be written."""
         try:
-            self.probe()
-        except StorageError:
-            return False
-        return True
-
-    def is_whole(self) -> bool:
-        """Whether the directory exists and is complete, so is not being deleted."""
-        try:
-            self.check_in_place()
+            if probe:
+                self.probe()
+            else:
+                self.check_in_place()
         except StorageError:
             return False
         return True
@@ -229,15 +181,12 @@ class LogDirectory:
             return False
         if error.errno == errno.ENOMEM:
             return not self.works()
-        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.is_whole())
+        return error.errno in _BROKEN or (error.errno in _ELSEWHERE and not self.works(probe=False))
 
     def close(self) -> None:
         """Close the databases and all files."""
         self.epoch_page = self._epoch_fd = None
-        if self._page is not None:
-            self._page.release()
-        for store in self.stores.values():
-            store.close()
+        self.detach()
         self.files.close_all()
 
 
@@ -253,13 +202,70 @@ def describe(error: Exception) -> str:
     return f"{name}: {text}" if name else text
 
 
-def open_files(make: Callable[..., Files], path: str, *, writable: bool, unsafe: bool) -> Files:
-    """Open a directory that exists.
+# What two directories have
 
-    Raises:
-        StorageError: It does not.
-        NotALogError: It is a file.
+
+def histories(directory: LogDirectory) -> tuple[DirectoryHistory, ...]:
+    """Return the histories of `state`, and of `live` since the boot, if that is open."""
+    state = directory.state.read(lambda txn: _load(METADATA_EPOCHS, METADATA_VERSION, txn))
+    if "live" not in directory.stores:
+        return (state,)
+    return state, directory.live.read(lambda txn: _load(LIVE_EPOCHS, LIVE_VERSION, txn))
+
+
+def _load(epochs: Any, versions: Any, txn: kv.Txn) -> DirectoryHistory:
+    version = versions.get(txn)
+    return DirectoryHistory(
+        tuple(Epoch(number, *row) for (number,), row in epochs.scan(txn)),
+        0 if version is None else getattr(version, "version", version),
+    )
+
+
+def extra_writes(directory: LogDirectory, other: LogDirectory) -> int:
+    """Return how many acknowledged writes a directory has that another one lacks.
+
+    Without locks: the other one is read later, so it has what was written to both meanwhile.
     """
-    if not is_directory(path) and exists(path):
-        raise NotALogError("A directory of a log is a directory, and this is a file", path=path)
-    return make(path, writable=writable, unsafe_filesystem=unsafe)
+    mine = histories(directory)
+    return sum(ours.extra(theirs) for ours, theirs in zip(mine, histories(other), strict=False))
+
+
+def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError:
+    """Return the error of two directories of which each has what the other lacks."""
+    shared = {*histories(first)[0].epochs} & {*histories(second)[0].epochs}
+    parted = max((epoch.number for epoch in shared), default=0)
+    ends, other_ends = _ends(first), _ends(second)
+    # The log's own topics last.
+    names = sorted(ends.keys() | other_ends.keys(), key=lambda name: name.replace("_", "~"))
+    different = [
+        f"{name} ends at {ends.get(name, 0)} and at {other_ends.get(name, 0)}"
+        for name in names
+        if ends.get(name) != other_ends.get(name)
+    ]
+    records = "; ".join(different[:5]) or "all partitions end at the same offsets"
+    return ReplicasDivergedError(
+        f"{first.path} and {second.path} were each written to without the other",
+        todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
+        f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
+        "and remove the other."
+        + Hint(
+            f"Open {first.path} and call log.replicas.remove({second.path!r}, force=True), or the "
+            "other way round.",
+            f"Run `embedlog --root {first.path} replicas remove --force {second.path}`, or the "
+            "other way round.",
+        )
+        + "Then move its files away, and add it again.",
+    )
+
+
+def _ends(directory: LogDirectory) -> dict[str, int]:
+    """Return where each partition ends, as a directory has it."""
+    ends = {}
+    for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
+        for number in range(topic.partitions):
+            key = topic.key(number)
+            tail = peek_tail(directory.live, key) if "live" in directory.stores else None
+            info = catalog.PARTITIONS.get(directory.state, key) or PartitionInfo()
+            end = info.recovery_offset if tail is None else tail.log_end_offset
+            ends[f"{topic.name}-{number}"] = end
+    return ends

@@ -19,11 +19,13 @@ taken, and where something is published.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
 from time import monotonic
-from typing import Any
+from typing import Any, Final, TypeVar, cast
 
+from embedlog import catalog
 from embedlog.errors import (
     EmbedlogError,
     LogDeletedError,
@@ -31,15 +33,16 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.files import Files
+from embedlog.files import Files, WakePage
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition import journal
 from embedlog.replication.controller import Controller, offline_error
-from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import LogDirectory
 from embedlog.replication.metadata import MetadataImage
+from embedlog.root import startup
 from embedlog.segment import CHUNK_BYTES
 
+F = TypeVar("F", bound=Callable[..., Any])
 _list = list  # `Files.list` hides it in the class
 
 Copies = list[tuple[LogDirectory, int]]
@@ -65,9 +68,24 @@ class _Handle:
         """The directories and their descriptors; the one that is read comes first."""
 
 
+def _repeated(operation: F) -> F:
+    """Return an operation that is repeated without the directories that turn out to be broken."""
+
+    @wraps(operation)
+    def repeat(self: ReplicatedFiles, *arguments: Any, **options: Any) -> Any:
+        while True:
+            try:
+                return operation(self, *arguments, **options)
+            except StorageError as error:
+                self.failed(error)
+
+    return cast("F", repeat)
+
+
 def _at_leader(name: str) -> Any:
     """Return the operation of `Files` on an open file, in the copy that is read."""
 
+    # Not `_repeated`, since each append asks for the size.
     def operation(self: ReplicatedFiles, fd: int, *arguments: Any, **options: Any) -> Any:
         while True:
             try:
@@ -82,14 +100,10 @@ def _at_leader(name: str) -> Any:
 def _in_each_copy(operate: Callable[..., object]) -> Any:
     """Return an operation on an open file, in all copies, in the leader's last."""
 
+    @_repeated
     def operation(self: ReplicatedFiles, fd: int, *arguments: Any) -> None:
-        while True:
-            try:
-                for directory, copy in reversed(self.all_copies(fd)):
-                    operate(directory.files, copy, *arguments)
-                return
-            except StorageError as error:
-                self.failed(error)
+        for directory, copy in reversed(self.all_copies(fd)):
+            operate(directory.files, copy, *arguments)
 
     return operation
 
@@ -97,12 +111,9 @@ def _in_each_copy(operate: Callable[..., object]) -> Any:
 def _where_read(name: str) -> Any:
     """Return the operation of `Files` on a path, where it is read."""
 
+    @_repeated
     def operation(self: ReplicatedFiles, path: str) -> Any:
-        while True:
-            try:
-                return getattr(self.directories(path)[0].files, name)(path)
-            except StorageError as error:
-                self.failed(error)
+        return getattr(self.directories(path)[0].files, name)(path)
 
     return operation
 
@@ -113,22 +124,34 @@ def _in_all(operate: Callable[..., Any], *, may_be_missing: bool = True) -> Any:
     It returns what ``operate`` does in the last one, or raises if the path is missing in all.
     """
 
+    @_repeated
     def operation(self: ReplicatedFiles, path: str, *arguments: Any, **options: Any) -> Any:
-        while True:
-            results, missing = [], None
+        results, missing = [], None
+        for directory in reversed(self.directories(path)):
             try:
-                for directory in reversed(self.directories(path)):
-                    try:
-                        results.append(operate(directory.files, path, *arguments, **options))
-                    except StorageError as error:
-                        if not (may_be_missing and error.missing) or directory.is_broken_by(error):
-                            raise
-                        missing = error
-                if missing is not None and not results:
-                    raise missing
-                return results[-1]
+                results.append(operate(directory.files, path, *arguments, **options))
             except StorageError as error:
-                self.failed(error)
+                if not (may_be_missing and error.missing) or directory.is_broken_by(error):
+                    raise
+                missing = error
+        if missing is not None and not results:
+            raise missing
+        return results[-1]
+
+    return operation
+
+
+def _of_controller(name: str) -> Any:
+    """Return an operation on the root that is one on the controller's directory."""
+    return lambda self: getattr(self._controller.directory.files, name)()
+
+
+def _least(name: str) -> Any:
+    """Return an operation on the root that is the least of those on all directories."""
+
+    @_repeated
+    def operation(self: ReplicatedFiles) -> Any:
+        return min(getattr(each.files, name)() for each in self._controller.current().online)
 
     return operation
 
@@ -212,23 +235,12 @@ class ReplicatedFiles(Files):
         if controller.offline_if_broken(error):
             return
         directory = controller.directory_of(error) if error.missing else None
-        path = "" if directory is None else (error.path or "")[len(directory.files.root) + 1 :]
-        key = partition_of(path)
-        assignment = None if key is None else controller.assignment(key)
-        if directory is None or key is None or assignment is None:
-            raise error
-        if directory.id in assignment.replicas:
-            if directory.id not in assignment.isr or not self._is_lost(directory, path, key):
-                raise error
-            controller.take_offline({directory.id: error})
-
-    def _is_lost(self, directory: LogDirectory, path: str, key: bytes) -> bool:
-        """Whether someone deleted files of a partition in one directory: the others have them."""
-        topic, number, *name = path.split("/")[1:]
-        named = self._controller.state.read(lambda txn: journal.file_names(txn, key))
-        paths = [f"topics/{topic}/{number}/{each}" for each in named.intersection(name or named)]
-        others = [each for each in self.directories(path) if each is not directory]
-        return any(_has(each, file) for each in others for file in paths)
+        if directory is not None:
+            key = partition_of((error.path or "")[len(directory.files.root) + 1 :])
+            assignment = None if key is None else controller.assignment(key)
+            if assignment is not None and directory.id not in assignment.replicas:
+                return
+        raise error
 
     # Opening
 
@@ -417,20 +429,16 @@ class ReplicatedFiles(Files):
         """Return the directories in which the last write took longer, the leader's left out."""
         return [each for each, taken in self._handles[fd].seconds.items() if taken > seconds]
 
+    @_repeated
     def complete(self, fd: int, position: int) -> None:
         """As `Files.complete`: also of a copy that joined the ISR since the file was written."""
         parent = self._handles[fd].path.rpartition("/")[0]
-        while True:
-            try:
-                leader, *followers = self.all_copies(fd)
-                for directory, copy in reversed(followers):
-                    if directory.files.size(copy) != position:
-                        _complete(leader, (directory, copy), position)
-                        directory.files.sync(copy)
-                        directory.files.sync_directory(parent)
-                return
-            except StorageError as error:
-                self.failed(error)
+        leader, *followers = self.all_copies(fd)
+        for directory, copy in reversed(followers):
+            if directory.files.size(copy) != position:
+                _complete(leader, (directory, copy), position)
+                directory.files.sync(copy)
+                directory.files.sync_directory(parent)
 
     # Names
 
@@ -513,36 +521,14 @@ class ReplicatedFiles(Files):
         """As `Files.directories_of`: those with in-sync replicas."""
         return tuple(each.path for each in self.directories(relative))
 
-    def identity(self) -> tuple[int, int]:
-        """As `Files.identity`, of the controller's directory."""
-        return self._controller.directory.files.identity()
-
     def is_in_place(self) -> bool:
         """As `Files.is_in_place`, of any directory that is online."""
         return any(each.files.is_in_place() for each in self._controller.current().online)
 
-    def boot_id(self) -> str:
-        """As `Files.boot_id`."""
-        return self._controller.directory.files.boot_id()
-
-    def free_bytes(self) -> int:
-        """As `Files.free_bytes`, of the fullest directory that is online."""
-        return self._least(Files.free_bytes)
-
-    def total_bytes(self) -> int:
-        """As `Files.total_bytes`, of the smallest directory that is online."""
-        return self._least(Files.total_bytes)
-
-    def _least(self, count: Callable[[Files], int]) -> int:
-        while True:
-            try:
-                return min(count(each.files) for each in self._controller.current().online)
-            except StorageError as error:
-                self.failed(error)
-
-    def filesystem(self) -> str:
-        """As `Files.filesystem`, of the controller's directory."""
-        return self._controller.directory.files.filesystem()
+    identity = _of_controller("identity")
+    filesystem = _of_controller("filesystem")
+    free_bytes = _least("free_bytes")
+    total_bytes = _least("total_bytes")
 
     def close_all(self) -> None:
         """Close every directory."""
@@ -570,13 +556,6 @@ def _unlock_each(copies: Copies) -> None:
     for directory, fd in copies:
         with suppress(StorageError):
             directory.files.unlock(fd)
-
-
-def _has(directory: LogDirectory, path: str) -> bool:
-    """Whether a directory has a file that is not empty."""
-    with suppress(StorageError), directory.files.opened(path) as fd:
-        return directory.files.size(fd) > 0
-    return False
 
 
 def _complete(
@@ -624,3 +603,115 @@ def make_parents(files: Files, path: str) -> None:
     parts = path.split("/")[:-1]
     for count in range(1, len(parts) + 1):
         files.make_directory("/".join(parts[:count]))
+
+
+LONGEST_WAIT: Final = 0.2
+"""Seconds after which a waiter checks whether there is another controller, whose page counts."""
+
+
+class ReplicatedWake(WakePage):
+    """The pages of all directories; has the methods of `WakePage`."""
+
+    def __init__(self, controller: Controller) -> None:
+        # Not that of `WakePage`: it opens a page.
+        self._controller = controller
+        self._pages: dict[LogDirectory, WakePage] = {}
+        self._joined_pages: list[WakePage] = []
+
+    @property
+    def _page(self) -> WakePage:
+        while True:
+            directory = self._controller.current().directory
+            page = self._pages.get(directory)
+            if page is not None:
+                return page
+            try:
+                self._pages[directory] = WakePage(directory.files)
+            except StorageError as error:
+                if not directory.is_broken_by(error):
+                    raise
+                self._controller.take_offline({directory.id: error})
+
+    rings = property(lambda self: self._page.rings)
+
+    def join(self) -> None:
+        """As `WakePage.join`."""
+        page = self._page
+        page.join()
+        self._joined_pages.append(page)
+
+    def leave(self) -> None:
+        """As `WakePage.leave`."""
+        with suppress(IndexError):
+            self._joined_pages.pop().leave()
+
+    def value(self) -> int:
+        """As `WakePage.value`."""
+        return self._page.value()
+
+    def published(self) -> int:
+        """As `WakePage.published`."""
+        return self._page.published()
+
+    def advance(self) -> None:
+        """As `WakePage.advance`; what was committed stays so if too few directories are left."""
+        with suppress(NotEnoughReplicasError):  # waiters look by themselves after a short time
+            self._page.advance()
+
+    def wait(self, seen: int, timeout: float) -> None:
+        """As `WakePage.wait`, for a short time: then the caller looks again."""
+        self._page.wait(seen, min(timeout, LONGEST_WAIT))
+
+    def close(self) -> None:
+        """As `WakePage.close`."""
+        for page in self._pages.values():
+            with suppress(EmbedlogError):
+                page.close()
+
+
+def remove_copies(
+    controller: Controller, key: bytes, topic: str, directories: Iterable[int] | None = None
+) -> None:
+    """Remove the files of a partition from directories that have no copy of it, or not any more.
+
+    A process that is making such a copy removes it itself.
+
+    Args:
+        controller: Knows the assignment.
+        key: The key of the partition.
+        topic: The directory of its topic.
+        directories: The directories; by default all.
+    """
+    path = f"{topic}/{PARTITION_KEY.unpack(key)[1]}"
+    for each in list(controller.directories) if directories is None else directories:
+        directory = controller.directories.get(each)
+        if (
+            directory is not None
+            and _is_unassigned(controller, key, each)
+            and directory.files.exists(path)
+        ):
+            with suppress(StorageError), lock_copy(directory, key) as free:
+                # Checked again under the lock: it may have been assigned again meanwhile.
+                if free and _is_unassigned(controller, key, each):
+                    startup.remove_folder(directory.files, path)
+                    if controller.assignment(key) is None:
+                        directory.files.remove_directory(topic)
+
+
+def _is_unassigned(controller: Controller, key: bytes, directory: int) -> bool:
+    """Whether a partition has no copy in a directory, or was deleted."""
+    assignment = controller.assignment(key)
+    if assignment is not None:
+        return directory not in assignment.replicas
+    topic_id = PARTITION_KEY.unpack(key)[0]
+    topics = controller.state.read(lambda txn: list(catalog.topics(txn)))
+    return all(topic.id != topic_id for topic in topics)
+
+
+@contextmanager
+def lock_copy(directory: LogDirectory, key: bytes) -> Iterator[bool]:
+    """Hold the lock of who makes a copy; yields False if another process or thread has it."""
+    topic_id, partition = PARTITION_KEY.unpack(key)
+    path = f"locks/{topic_id}-{partition}.copy"
+    with directory.files.opened(path, write=True, create=True) as lock:
+        yield directory.files.try_lock(lock)

@@ -101,10 +101,11 @@ class PartitionAssignment:
 
     # In-sync replicas
 
-    def check_min_isr(self, min_insync_replicas: int) -> None:
+    def check_min_isr(self, min_insync_replicas: int, **where: Any) -> None:
         """Refuse an append with ``acks="all"`` unless enough replicas are in sync.
 
         As in Kafka, a partition with fewer replicas than the setting says needs all of them.
+        ``where`` names the partition in the error.
 
         Raises:
             NotEnoughReplicasError: Fewer are in sync.
@@ -118,6 +119,7 @@ class PartitionAssignment:
                 todo="Bring the other directories back, or send with acks=1.",
                 in_sync=len(self.isr),
                 required=min(min_insync_replicas, len(self.replicas)),
+                **where,
             )
 
     def is_under_min_isr(self, min_insync_replicas: int) -> bool:

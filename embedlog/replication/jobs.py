@@ -8,20 +8,17 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import nullcontext
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from embedlog.config import MaintenanceConfig
 from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.record import TopicPartition
-from embedlog.replication import reassign, recovery
+from embedlog.replication import reassign
 from embedlog.replication.catch_up import replicate
-from embedlog.replication.controller import Controller
 from embedlog.replication.isr import PartitionAssignment
-
-if TYPE_CHECKING:
-    from embedlog.replication.root import ReplicatedRoot
-    from embedlog.root.root import Root
+from embedlog.replication.root import ReplicatedRoot, take_over, try_bring_back
+from embedlog.root.root import Root
 
 P = TypeVar("P", bound=Hashable)
 _logger = logging.getLogger("embedlog.replication")
@@ -58,16 +55,22 @@ class ReplicationJob:
 
     def run(self, root: Root, stopped: Callable[[], bool]) -> int:
         """Do one round; return how many copies joined the ISR."""
-        from embedlog.replication.root import ReplicatedRoot
-
         assert isinstance(root, ReplicatedRoot)
         controller = root.controller
-        self._finish_epoch(controller)
+        # An epoch that a killed process has noted and not committed is written here: until then,
+        # all processes look at the metadata in every operation.
+        self._waited = self._waited + 1 if controller.current().moved() else 0
+        if self._waited >= _ROUNDS_TO_WAIT:
+            controller.change(lambda _txn, _image: True)
         controller.check_directories(probe=self._is_due("probe", PROBE_SECONDS))
         self._bring_back(root)
         if any(each.leader is None for each in controller.image.assignments.values()):
             controller.elect()
-        self._lead_all(root)
+        epoch = controller.current().epoch
+        if epoch != self._led_epoch:
+            # The leaders that were elected since the last round.
+            take_over(root, self._failures, only_used=True)
+            self._led_epoch = epoch
         self._balance(root)
         return self._replicate(root, stopped)
 
@@ -79,24 +82,12 @@ class ReplicationJob:
             self._last[what] = now
         return is_due
 
-    def _finish_epoch(self, controller: Controller) -> None:
-        """Write the epoch that a killed process has noted and not committed.
-
-        Until then, all processes look at the metadata in every operation.
-        """
-        if not controller.current().moved():
-            self._waited = 0
-            return
-        self._waited += 1
-        if self._waited >= _ROUNDS_TO_WAIT:
-            controller.change(lambda _txn, _image: True)
-
     def _bring_back(self, root: ReplicatedRoot) -> None:
         """Bring back directories that work; after pauses that grow, if they do not stay online."""
         image = root.controller.current().image
         seconds = max(self._retry_seconds, RETRY_SECONDS)
         if len(image.online) < len(image.directories) and self._is_due("retry", seconds):
-            returned = recovery.try_bring_back(root, self._failures)
+            returned = try_bring_back(root, self._failures)
             if returned:
                 longest, now = _LONGEST_RETRIES * RETRY_SECONDS, monotonic()
                 has_stayed = now - self._returned_at >= 2 * longest
@@ -106,15 +97,12 @@ class ReplicationJob:
     def _replicate(self, root: ReplicatedRoot, stopped: Callable[[], bool]) -> int:
         """Have copies that are out of sync catch up, and finish reassignments."""
         image = root.controller.current().image
-        waiting = [
-            assignment
-            for assignment in image.assignments.values()
-            if set(assignment.replicas) & set(image.online) - set(assignment.isr)
-            or assignment.is_reassigning
-        ]
-        if not waiting:
+        assignments = image.assignments.values()
+        is_reassigning = any(each.is_reassigning for each in assignments)
+        if not is_reassigning and all(
+            {*each.replicas}.isdisjoint({*image.online} - {*each.isr}) for each in assignments
+        ):
             return 0
-        is_reassigning = any(assignment.is_reassigning for assignment in waiting)
         with reassign.lock(root) if is_reassigning else nullcontext(False) as with_new:
             joined = replicate(
                 root,
@@ -127,33 +115,23 @@ class ReplicationJob:
                 reassign.finish(root)
         return joined
 
-    def _lead_all(self, root: ReplicatedRoot) -> None:
-        """Have the leaders that were elected since the last round take over."""
-        epoch = root.controller.current().epoch
-        if epoch == self._led_epoch:
-            return
-        recovery.take_over(root, self._failures, only_used=True)
-        self._led_epoch = epoch
-
     def _balance(self, root: ReplicatedRoot) -> None:
         """Elect preferred leaders again, if too many partitions are led by others."""
-        config = self._config
-        if not config.auto_leader_rebalance_enable or not self._is_due(
-            "balance", config.leader_imbalance_check_interval_seconds
-        ):
-            return
-        image = root.controller.current().image
-        keys = imbalanced_leaders(
-            image.assignments, image.online, config.leader_imbalance_per_broker_percentage
-        )
-        if keys:
-            partitions = {
-                TopicPartition(info.name, partition)
-                for info in root.topics().values()
-                for partition in range(info.partitions)
-                if info.key(partition) in keys
-            }
-            reassign.elect_preferred(root, partitions)
+        config, image = self._config, root.controller.current().image
+        seconds = config.leader_imbalance_check_interval_seconds
+        if config.auto_leader_rebalance_enable and self._is_due("balance", seconds):
+            keys = imbalanced_leaders(
+                image.assignments, image.online, config.leader_imbalance_per_broker_percentage
+            )
+            if keys:
+                reassign.elect_preferred(
+                    root,
+                    {
+                        TopicPartition(info.name, partition)
+                        for info, partition, _ in root.assignments()
+                        if info.key(partition) in keys
+                    },
+                )
 
 
 def imbalanced_leaders(

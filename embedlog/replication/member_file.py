@@ -12,7 +12,6 @@ import re
 import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -91,17 +90,15 @@ def _unreadable(files: Files, error: Exception) -> NotALogError:
     return NotALogError(f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE))
 
 
-def is_member(files: Files, cluster_id: str, directory_id: int) -> bool:
-    """Return whether a directory says that it is one of a log.
+def check_member(files: Files, cluster_id: str, directory_id: int) -> None:
+    """Raise unless a directory says that it is one of a log.
 
     Raises:
-        NotALogError: The file cannot be read.
+        NotALogError: It is another one, or none, or its file cannot be read.
     """
     member = read_member(files)
-    return member is not None and (member.cluster_id, member.directory_id) == (
-        cluster_id,
-        directory_id,
-    )
+    if member is None or member[:2] != (cluster_id, directory_id):
+        raise NotALogError(f"This is not directory {directory_id} of the log", path=files.root)
 
 
 def write_member(files: Files, member: DirectoryMember) -> None:
@@ -141,8 +138,10 @@ def new_cluster_id() -> str:
 
 def find_members(
     paths: Iterable[str], open_files: Mapping[str, Files], cluster: str | None = None
-) -> tuple[str | None, dict[int, str]]:
+) -> tuple[str | None, dict[int, str], list[str]]:
     """Return the id of the log and its directories, as the files of these directories have it.
+
+    The third value is the paths that a process had begun to add.
 
     Args:
         paths: The directories; each is read.
@@ -184,7 +183,7 @@ def find_members(
         for number, path in member.paths.items():
             if path not in found.values():  # or it knows a path from before it was given away
                 found.setdefault(number, path)
-    return cluster, found
+    return cluster, found, [path for member in members.values() for path in member.to_add]
 
 
 def _places(members: Mapping[str, DirectoryMember]) -> dict[int, str]:
@@ -220,17 +219,6 @@ def _places(members: Mapping[str, DirectoryMember]) -> dict[int, str]:
         if places:
             found[number] = places[0]
     return found
-
-
-def paths_to_add(cluster_id: str, directories: Iterable[Files]) -> list[str]:
-    """Return the paths that a process had begun to add, as the files of directories have it."""
-    paths: list[str] = []
-    for files in directories:
-        with suppress(StorageError):  # `find_members` has reported it
-            member = read_member(files)
-            if member is not None and member.cluster_id == cluster_id:
-                paths += member.to_add
-    return paths
 
 
 def real_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:

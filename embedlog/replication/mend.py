@@ -1,43 +1,267 @@
-"""Finding what is damaged in the copies of a partition, and writing it again from a good copy.
+"""The copies of a segment in several directories: which has what whole, and where each ends.
 
-All in-sync copies have the same bytes, and each batch has checksums.  So a segment is read in
-all copies together, batch by batch.  Where a copy has other bytes, those of the first copy are
-right whose batch has its checksums, the leader's before the followers'.  What no copy has whole
-stays as it is, for `repair` to drop.
-
-A copy that lacks whole files, or ends before the end of a sealed segment, leaves the ISR
-instead, if another one has them, and catches up as that of a directory that comes back.
-
-Order: nothing is truncated, and a copy is only written where another one has a whole batch.  Killed
-in between, it is as damaged as before, or less, and the next to read it begins again.
+All copies have the same bytes, and each batch has checksums.  So a segment is read in pieces of
+whole batches: each is right as the first copy has it in which the batches have their checksums.
+Whoever makes copies equal writes these pieces to those that have other bytes there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from contextlib import ExitStack, suppress
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from embedlog import batch as batches
 from embedlog import catalog
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
+    EmbedlogError,
     LockTimeoutError,
+    NotLeaderOrFollowerError,
     ReadOnlyError,
+    ReplicaNotAvailableError,
     StorageError,
+    UnknownTopicOrPartitionError,
 )
-from embedlog.partition import PartitionLog
-from embedlog.partition.tail import TAILS, Tail
-from embedlog.replication.controller import Controller
+from embedlog.files import Files
+from embedlog.partition import PartitionLog, leader_epochs, roll
+from embedlog.partition.tail import Tail, peek_tail
+from embedlog.record import TopicPartition
 from embedlog.replication.directory import LogDirectory
+from embedlog.replication.files import make_parents
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.metadata import ASSIGNMENTS
-from embedlog.replication.segment_copies import Piece, SegmentCopy, pieces
+from embedlog.segment import END_MARK, SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.replication.partition import ReplicatedPartition
+    from embedlog.replication.root import ReplicatedRoot
 
 T = TypeVar("T")
+Progress = Callable[[int, int], object]
 _logger = logging.getLogger("embedlog.replication")
+_MESSAGE_START = END_MARK[:4]
+
+
+class Piece(NamedTuple):
+    """Consecutive bytes of a segment: its schema, about a chunk of whole batches, or its end."""
+
+    position: int
+    offset: int
+    """That of its first record, or the next one."""
+    data: bytes | None
+    """What is right there; None if no copy has it whole."""
+    source: SegmentCopy | None = None
+    """The copy that has it; None if it is damaged in all of them, or is the end mark."""
+
+
+class SegmentCopy:
+    """The file of a segment in one directory, which may be damaged or missing."""
+
+    def __init__(self, log: PartitionLog, info: SegmentInfo, directory: LogDirectory) -> None:
+        self.directory, self.path, self._log = directory, log.path_of(info), log
+        self.file: SegmentFile | None = None
+        self.header, self.schema = b"", None
+        """What it begins with, if that is the schema of the segment."""
+        self._fd: int | None = None
+        """What it is written by, if it is."""
+        try:
+            self.file = log.open_segment(info, files=directory.files)
+            self.header, self.schema = self.file.bytes(0, self.file.start), self.file.schema
+        except CorruptionError:
+            pass
+        except StorageError as error:
+            if not error.missing:
+                raise
+            self.file = None  # it was named, and deleted before it was opened
+        self.size = 0 if self.file is None else self.file.size()
+
+    def assume(self, schema: Any) -> None:
+        """Read its batches by a schema, whatever it begins with."""
+        # Its own, if it may be deleted meanwhile: what is open stays so.
+        if self.file is not None and self.schema is not schema:
+            self.file.close()
+            self.file = SegmentFile(self.directory.files, self.path, schema=schema)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range of the file, as far as it has it."""
+        return b"" if self.file is None else self.file.bytes(start, stop - start)
+
+    def has(self, piece: Piece) -> bool:
+        """Whether its bytes are right there; behind an end mark there must not be any."""
+        assert piece.data is not None
+        stop = piece.position + len(piece.data) + (piece.source is None)
+        return self.read(piece.position, stop) == piece.data
+
+    def whole(self, position: int, stop: int, offset: int) -> tuple[int, int] | None:
+        """Return the end of the batches that have their checksums, about a chunk of them.
+
+        Returns the position and the offset after them; None if the first batch has not its
+        checksums, or begins below an offset.
+        """
+        found = None
+        # A run of small batches counts as damaged if one of them is.
+        for read in () if self.file is None else (self.file.read_fast, self.file.read):
+            with suppress(CorruptionError):
+                for batch in read(position, stop):
+                    batch.check_crcs()
+                    if batch.base_offset < offset:
+                        break
+                    offset = batch.next_offset
+                    found = batch.position + batch.size, offset
+            if found is not None:
+                break
+        return found
+
+    def next_whole(self, position: int, stop: int, offset: int) -> int | None:
+        """Return where the next batch begins, past a position, that has its checksums."""
+        data, at = self.read(position, stop), 0
+        while (at := data.find(_MESSAGE_START, at + 1)) >= 0:
+            if (position + at) & 7 or self.file is None:
+                continue  # batches are aligned
+            with suppress(EmbedlogError):
+                batch = batches.parse(
+                    *(data, at, len(data)),
+                    path=self.path,
+                    position=position + at,
+                    schema=self.file.schema,
+                )
+                batch.check_crcs()
+                if batch.base_offset >= offset:
+                    return position + at
+        return None
+
+    def write(self, piece: Piece) -> None:
+        """Write a piece to the file, which may be missing."""
+        self.directory.files.write(self._open(), [piece.data], piece.position)
+
+    def truncate(self, size: int) -> None:
+        """Truncate the file."""
+        self.directory.files.truncate(self._open(), size)
+
+    def _open(self) -> int:
+        if self._fd is None:
+            make_parents(self.directory.files, self.path)
+            self._fd = self.directory.files.open(self.path, write=True, create=True)
+        return self._fd
+
+    def close(self, *, flush: bool = False) -> None:
+        """Flush what was written, or with ``flush`` all of it, and close the file."""
+        files, fd, self._fd = self.directory.files, self._fd, None
+        if self.file is not None:
+            with closing(self.file):
+                if flush:
+                    self.file.sync()
+        if fd is not None:
+            try:
+                files.sync(fd)
+            finally:
+                files.close(fd)
+            for path in self._log.directories if self.file is None else ():
+                files.sync_directory(path)
+
+
+def pieces(
+    log: PartitionLog, info: SegmentInfo, copies: Sequence[SegmentCopy], stop: int, start: int = 0
+) -> Iterator[Piece]:
+    """Yield the pieces of a segment, as some of its copies have them; the first ones are preferred.
+
+    Args:
+        log: The partition.
+        info: The segment.
+        copies: The copies.
+        stop: Where the batches end.
+        start: Where to begin: at a batch, or at the beginning.
+    """
+    header = _copy_with_schema(log, info, copies)
+    if header is None:
+        yield Piece(0, info.base_offset, None)
+        return
+    for copy in copies:
+        copy.assume(header.schema)
+    if not start:
+        yield Piece(0, info.base_offset, header.header, header)
+    position, offset = max(start, len(header.header)), info.base_offset
+    while position < stop:
+        for copy in copies:
+            end = copy.whole(position, stop, offset)
+            if end is not None:
+                yield Piece(position, offset, copy.read(position, end[0]), copy)
+                position, offset = end
+                break
+        else:
+            yield Piece(position, offset, None)
+            after = [copy.next_whole(position, stop, offset) for copy in copies]
+            position = min((each for each in after if each is not None), default=stop)
+    if info.sealed and info.size:
+        yield Piece(info.end_position, info.next_offset or 0, END_MARK)
+
+
+def _copy_with_schema(
+    log: PartitionLog, info: SegmentInfo, copies: Sequence[SegmentCopy]
+) -> SegmentCopy | None:
+    """Return a copy that begins with the schema of the segment.
+
+    No checksum covers that, but it says what the segment is, and is written by a known rule.
+    """
+    schemas = [roll.schema_of(log, info, offsets) for offsets in (False, True)]
+    expected = {schema.serialize().to_pybytes() for schema in schemas}
+    named = [copy for copy in copies if copy.header]
+    return next(chain((copy for copy in named if copy.header in expected), named), None)
+
+
+class CopyEnd(NamedTuple):
+    """How much of a log a copy has."""
+
+    records: int
+    offset: int | None
+    """Where it ends; None if it has all of the log."""
+
+
+def end_of_copy(log: PartitionLog, tail: Tail | None, files: Files | None = None) -> CopyEnd:
+    """Return how much of the log a copy has, which may not be in sync.
+
+    It may lack whole segments, and may have led before: what it has of an epoch that the log
+    does not have there is of another history.
+
+    Args:
+        log: The partition.
+        tail: Where the log ends; None if that is not known.
+        files: The directory of the copy; without it, that of the leader.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
+    segments, epochs = log.context.state.read(
+        lambda txn: (catalog.segments(txn, log.key), catalog.epochs(txn, log.key))
+    )
+    records = 0
+    for info in segments:
+        if not info.sealed and tail is not None and info.id != tail.segment_id:
+            continue  # a roll that is finished next
+        stop = info.end_position if info.sealed else tail and tail.log_end_position
+        offset, position = info.base_offset, 0
+        try:
+            # A file that ends, or differs, in the middle of a batch or before the first one.
+            with suppress(CorruptionError), closing(log.open_segment(info, files=files)) as file:
+                size = file.size()
+                position = file.start
+                for batch in file.heads(position, size if stop is None else min(size, stop)):
+                    end = batch.position + batch.size
+                    epoch = leader_epochs.epoch_at(epochs, batch.base_offset)
+                    if end > size or epoch not in (None, batch.leader_epoch):
+                        break
+                    offset, position, records = batch.next_offset, end, records + batch.count
+        except StorageError as error:
+            if not error.missing:
+                raise
+        if position != stop:
+            return CopyEnd(records, offset)
+    return CopyEnd(records, None)
 
 
 class ReplicaDifference(NamedTuple):
@@ -66,21 +290,18 @@ class Comparison(NamedTuple):
     """Whether something is damaged in all copies."""
 
 
-def mend_copies(
-    log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo] | None = None
-) -> None:
+def mend_copies(log: ReplicatedPartition, segments: Collection[SegmentInfo] | None = None) -> None:
     """Write again what in-sync copies lack or have damaged, under the partition's lock.
 
     Args:
         log: The partition.
-        controller: Knows its copies.
         segments: The segments to read; without them those that a recovery reads, which are
             above the recovery point or not as long as they must be.
     """
-    _repeat(log, controller, lambda: _mend(log, controller, segments))
+    _repeat(log, lambda: _mend(log, segments))
 
 
-def _repeat(log: PartitionLog, controller: Controller, step: Callable[[], T]) -> T:
+def _repeat(log: ReplicatedPartition, step: Callable[[], T]) -> T:
     """Do something with the copies; again if a directory turns out to be broken, without it."""
     while True:
         try:
@@ -89,29 +310,32 @@ def _repeat(log: PartitionLog, controller: Controller, step: Callable[[], T]) ->
             if log.context.closed:
                 raise  # otherwise a directory just went offline
         except StorageError as error:
-            if not controller.offline_if_broken(error):
+            if not log.controller.offline_if_broken(error):
                 raise
 
 
-def _mend(
-    log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo] | None
-) -> None:
-    tail = TAILS.get(log.context.live, log.key)
+def _mend(log: ReplicatedPartition, segments: Collection[SegmentInfo] | None) -> None:
+    tail = peek_tail(log.context.live, log.key)
     every = _segments(log)
-    incomplete, torn = _incomplete(log, controller, every if segments is None else segments)
-    whole = [each.id for each in _in_sync(log, controller) if each.id not in incomplete]
+    incomplete, torn = _incomplete(log, every if segments is None else segments)
+    whole = [each.id for each in _in_sync(log) if each.id not in incomplete]
     if segments is None:
+        info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
+        flushed = (info or PartitionInfo()).recovery_offset
         segments = [
-            each for each in every if each.id in torn or not (whole and _is_flushed(log, each))
+            each
+            for each in every
+            if each.id in torn
+            or not (whole and each.sealed and each.size and (each.next_offset or 0) <= flushed)
         ]
     # The incomplete ones may have what is damaged in the others.
-    _compare(log, controller, segments, tail, mend=True, keep=incomplete if whole else ())
+    _compare(log, segments, tail, mend=True, keep=incomplete if whole else ())
 
     def leave(before: PartitionAssignment) -> PartitionAssignment:
         good = [each for each in before.isr if each in whole]
         return before.elect(good) if good else before
 
-    if incomplete and controller.change_assignment(log.key, leave):
+    if incomplete and log.controller.change_assignment(log.key, leave):
         _logger.warning(
             "%s-%d: segment files of directories %s are missing or truncated; they are copied "
             "again from directory %d",
@@ -119,7 +343,7 @@ def _mend(
         )
 
 
-def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) -> Comparison:
+def examine(log: ReplicatedPartition, *, mend: bool = False) -> Comparison:
     """Compare all that the in-sync copies of a partition have.
 
     Other processes may append, roll, compact and fail meanwhile.  So what looks damaged is read
@@ -130,10 +354,10 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
         tail = None
         with suppress(CorruptionError):  # what is damaged is found next
             tail = log.tail()
-        return _compare(log, controller, _segments(log), tail, mend=False)
+        return _compare(log, _segments(log), tail, mend=False)
 
     with suppress(StorageError):  # perhaps of a file that was just deleted
-        found = _repeat(log, controller, compare)
+        found = _repeat(log, compare)
         if not found.differences:
             return found
     with ExitStack() as lock:
@@ -141,10 +365,42 @@ def examine(log: PartitionLog, controller: Controller, *, mend: bool = False) ->
         with suppress(*(() if mend else (LockTimeoutError, ReadOnlyError))):
             log.acquire()
             lock.callback(log.release)
-        found = _repeat(log, controller, compare)
+        found = _repeat(log, compare)
         if mend and found.differences:
-            mend_copies(log, controller, _segments(log))
+            mend_copies(log, _segments(log))
         return found
+
+
+def verify_copies(
+    root: ReplicatedRoot, progress: Progress | None = None
+) -> list[ReplicaDifference]:
+    """Return where the in-sync copies of each partition are damaged or differ; changes nothing.
+
+    ``progress`` gets the number of partitions that are done, and of all.
+    """
+    return [each for _, found in examine_all(root, progress) for each in found.differences]
+
+
+def examine_all(
+    root: ReplicatedRoot,
+    progress: Progress | None = None,
+    *,
+    mend: bool = False,
+) -> Iterator[tuple[TopicPartition, Comparison]]:
+    """Yield what is found in the copies of each partition in which something is wrong."""
+    partitions = list(root.assignments())
+    for done, (info, number, _) in enumerate(partitions):
+        if progress is not None:
+            progress(done, len(partitions))
+        # It may be deleted, moved or offline by now.
+        with suppress(
+            NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPartitionError
+        ):
+            found = examine(
+                cast("ReplicatedPartition", root.partition(info.name, number)), mend=mend
+            )
+            if found.differences:
+                yield TopicPartition(info.name, number), found
 
 
 def _segments(log: PartitionLog) -> list[SegmentInfo]:
@@ -152,55 +408,53 @@ def _segments(log: PartitionLog) -> list[SegmentInfo]:
     return log.context.state.read(lambda txn: catalog.segments(txn, log.key))
 
 
-def _is_flushed(log: PartitionLog, info: SegmentInfo) -> bool:
-    """Whether a segment is below the recovery point, so that a recovery does not read it."""
-    partition = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
-    recovery_offset = (partition or PartitionInfo()).recovery_offset
-    return info.sealed and info.size > 0 and (info.next_offset or 0) <= recovery_offset
-
-
 def _incomplete(
-    log: PartitionLog, controller: Controller, segments: Collection[SegmentInfo]
+    log: ReplicatedPartition, segments: Collection[SegmentInfo]
 ) -> tuple[set[int], set[int]]:
     """Return the copies that lack files, or their ends, which another in-sync copy has.
 
     Returns the ids of the directories, and those of the segments that are truncated somewhere.
     """
-    directories, incomplete, torn = _in_sync(log, controller), set(), set()
+    directories, incomplete, torn = _in_sync(log), set(), set()
     for info in segments:
         path, least = log.path_of(info), info.end_position or 1
-        sizes = {each.id: _size(each, path) for each in directories}
-        short = {each for each, size in sizes.items() if size < least}
-        if len(short) < len(sizes):
+        ends = {each.id: _end(each, path, info) for each in directories}
+        short = {each for each, (size, _) in ends.items() if size < least}
+        if len(short) < len(ends):
             incomplete |= short
-            if any(sizes[each] > 0 for each in short):
+            if any(ends[each][0] > 0 for each in short):
                 torn.add(info.id)
+        # A roll does not flush the end mark.
+        if any(size >= least and not marked for size, marked in ends.values()):
+            torn.add(info.id)
     return incomplete, torn
 
 
-def _size(directory: LogDirectory, path: str) -> int:
-    """Return the size of a file; -1 if it is missing."""
+def _end(directory: LogDirectory, path: str, info: SegmentInfo) -> tuple[int, bool]:
+    """Return the size of a file, -1 if it is missing, and whether a sealed one has its end mark."""
+    files = directory.files
     try:
-        with directory.files.opened(path) as fd:
-            return directory.files.size(fd)
+        with files.opened(path) as fd:
+            at = info.end_position
+            marked = not info.size or files.read(fd, len(END_MARK), at) == END_MARK
+            return files.size(fd), marked
     except StorageError as error:
         if error.missing:
-            return -1
+            return -1, False
         raise
 
 
-def _in_sync(log: PartitionLog, controller: Controller) -> list[LogDirectory]:
+def _in_sync(log: ReplicatedPartition) -> list[LogDirectory]:
     """Return the directories of the in-sync copies, the leader's first."""
     # Not that of the image: one that may not write leaves out there what it has found damaged.
-    assignment = controller.state.read(lambda txn: ASSIGNMENTS.get(txn, log.key))
+    assignment = log.controller.state.read(lambda txn: ASSIGNMENTS.get(txn, log.key))
     if assignment is None or assignment.leader is None:
         return []
-    return controller.opened([assignment.leader, *assignment.in_sync_followers])
+    return log.controller.opened([assignment.leader, *assignment.in_sync_followers])
 
 
 def _compare(
-    log: PartitionLog,
-    controller: Controller,
+    log: ReplicatedPartition,
     segments: Collection[SegmentInfo],
     tail: Tail | None,
     *,
@@ -211,13 +465,12 @@ def _compare(
 
     Args:
         log: The partition.
-        controller: Knows its copies.
         segments: The segments.
         tail: Where the log ends; None if a recovery is about to find that.
         mend: Whether to write what a copy lacks; under the partition's lock.
         keep: The directories in which nothing is written.
     """
-    directories, first, is_lost = _in_sync(log, controller), dict[str, ReplicaDifference](), False
+    directories, first, is_lost = _in_sync(log), dict[str, ReplicaDifference](), False
     if len(directories) < 2:
         return Comparison([])
     for info in segments:

@@ -10,20 +10,77 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embedlog import kv
-from embedlog.errors import NotEnoughReplicasError
+from embedlog.errors import InvalidReplicationAssignmentError, NotEnoughReplicasError
 from embedlog.hints import GIVE_UP, Hint
 from embedlog.keyspace import ASSIGNMENTS as _ASSIGNMENTS
 from embedlog.keyspace import DIRECTORIES as _DIRECTORIES
 from embedlog.keyspace import METADATA_EPOCHS
 from embedlog.keyspace import METADATA_VERSION as _METADATA_VERSION
-from embedlog.replication import history
-from embedlog.replication.history import Epoch
 from embedlog.replication.isr import FlushedCopy, PartitionAssignment
+
+_KEPT = 1000
+"""How many epochs are kept at least."""
+
+
+class Epoch(NamedTuple):
+    """An epoch, as one database has it."""
+
+    number: int
+    id: int
+    start: int
+    """The number of its first write."""
+
+
+class DirectoryHistory(NamedTuple):
+    """The epochs that a database has, in order, and the number of its last write."""
+
+    epochs: tuple[Epoch, ...]
+    end: int
+
+    def extra(self, other: DirectoryHistory) -> int:
+        """Return how many writes this history has that the other lacks.
+
+        The one that may have been on its way when the other went on without it does not count.
+        """
+        # Older ones are not known any more, or of a database that was begun again.
+        first = max((each.epochs[0].number for each in (self, other) if each.epochs), default=0)
+        mine, others = self._since(first), other._since(first)
+        if not mine or not others or (mine[0].id == others[0].id and mine[0] != others[0]):
+            return 0
+        shared = 0
+        while shared < min(len(mine), len(others)) and mine[shared] == others[shared]:
+            shared += 1
+        if shared < len(mine):
+            return self.end - mine[shared].start + 1
+        stop = others[shared].start if shared < len(others) else other.end + 1
+        return max(self.end - stop, 0)
+
+    def has_all(self, other: DirectoryHistory, until: int) -> bool:
+        """Return whether this history has each epoch of the other before the one ``until``.
+
+        It may lack one that began in the last write before: that in which its directory failed.
+        """
+        after = [epoch.start for epoch in other.epochs if epoch.number >= until]
+        last_write = (after[0] if after else other.end + 1) - 1
+        before = [epoch for epoch in other.epochs if epoch.start < last_write]
+        return not before or before[-1] in self.epochs
+
+    def _since(self, number: int) -> list[Epoch]:
+        return [epoch for epoch in self.epochs if epoch.number >= number]
+
+
+def note_epoch(table: Any, txn: kv.Txn, epoch: Epoch, *, keep: int | None = None) -> None:
+    """Note an epoch, and forget old ones, but none from the number ``keep`` on."""
+    table.put(txn, epoch.number, value=epoch[1:])
+    first = epoch.number - _KEPT if keep is None else min(epoch.number - _KEPT, keep)
+    for (number,) in list(takewhile(lambda key: key[0] < first, table.keys(txn))):
+        table.delete(txn, number)
 
 
 class DirectoryInfo(NamedTuple):
@@ -107,6 +164,16 @@ class MetadataImage:
         """The directories that have every write, in order."""
         return tuple(each for each, info in self.directories.items() if info.online)
 
+    def check_directories(self, replicas: Collection[int], **where: Any) -> None:
+        """Raise `InvalidReplicationAssignmentError` unless these directories exist."""
+        unknown = sorted(each for each in replicas if each not in self.directories)
+        if unknown:
+            raise InvalidReplicationAssignmentError(
+                f"The log has no directory {unknown[0]}",
+                **where,
+                todo=Hint("See log.replicas.", "See `embedlog replicas list`."),
+            )
+
     @property
     def racks(self) -> dict[int, str | None]:
         """The racks of the directories that are online."""
@@ -121,11 +188,13 @@ def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
     # A directory that is offline is compared from where it left on.
     left = [info.since - 1 for _, info in DIRECTORIES.scan(txn) if not info.online]
     begun = Epoch(epoch, secrets.randbits(64), version.version + 1)
-    history.put_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
+    note_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
 
 
-def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
-    """Raise unless these directories may decide for all of them.
+def check_quorum(
+    image: MetadataImage, online: Collection[int], without: Collection[int] = ()
+) -> None:
+    """Raise unless these directories may decide for all of them, those left out that are given up.
 
     A majority may.  Of two directories, one may: that begins an epoch, and if the other one goes
     on alone too, their histories part.
@@ -133,10 +202,11 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
     Raises:
         NotEnoughReplicasError: The others could have decided otherwise, without these.
     """
-    count = len(image.directories)
+    all_paths = {each: info.path for each, info in image.directories.items() if each not in without}
+    count = len(all_paths)
     required = 1 if count <= 2 else count // 2 + 1
     if len(online) < required:
-        offline = [info.path for each, info in image.directories.items() if each not in online]
+        offline = [path for each, path in all_paths.items() if each not in online]
         raise NotEnoughReplicasError(
             f"{len(online)} of {count} directories of the log are online, and a change of its "
             f"metadata needs {required}; {', '.join(offline)} cannot be used",
@@ -146,12 +216,6 @@ def check_quorum(image: MetadataImage, online: Collection[int]) -> None:
             in_sync=len(online),
             required=required,
         )
-
-
-def without(image: MetadataImage, directories: Collection[int]) -> MetadataImage:
-    """Return an image without some of its directories."""
-    left = {each: info for each, info in image.directories.items() if each not in directories}
-    return replace(image, directories=left)
 
 
 def paths_of(directories: Iterable[DirectoryInfo]) -> list[str]:

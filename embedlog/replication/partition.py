@@ -18,19 +18,18 @@ from embedlog.errors import (
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     StorageError,
-    raised_in_body,
 )
 from embedlog.files import Files
-from embedlog.partition import leader_epochs, recovery, truncate
+from embedlog.partition import journal, leader_epochs, truncate
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
-from embedlog.partition.tail import TAILS, Tail
+from embedlog.partition.tail import Tail, peek_tail
 from embedlog.record import Appended
 from embedlog.replication import mend
 from embedlog.replication.controller import Controller, offline_error
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
-from embedlog.replication.segment_copies import end_of_copy
+from embedlog.replication.mend import end_of_copy
 from embedlog.segment import SegmentFile
 
 T = TypeVar("T")
@@ -81,6 +80,8 @@ class ReplicatedPartition(PartitionLog):
         were last seen to be in sync."""
         self._owner: int | None = None
         """The thread that holds the partition's lock."""
+        self._epoch_of_owner = -1
+        """The epoch of the metadata when it took the lock."""
         self._append = _Append()
 
     @property
@@ -198,7 +199,7 @@ class ReplicatedPartition(PartitionLog):
         if self._checked != (epoch, self.snapshot_version):
             self.refresh()
             version = self.snapshot_version
-            self._check_min_isr(self.assignment)
+            self.assignment.check_min_isr(self.config.min_insync_replicas, **self.where)
             self._checked = epoch, version
 
     def _check_flushed_replicas(self) -> None:
@@ -215,14 +216,6 @@ class ReplicatedPartition(PartitionLog):
                 **error.facts,
             ) from None
 
-    def _check_min_isr(self, assignment: PartitionAssignment) -> None:
-        try:
-            assignment.check_min_isr(self.config.min_insync_replicas)
-        except NotEnoughReplicasError as error:
-            raise NotEnoughReplicasError(
-                error.what, todo=error.todo, **error.facts, **self.where
-            ) from None
-
     def commit_locked(
         self,
         file: SegmentFile,
@@ -231,14 +224,21 @@ class ReplicatedPartition(PartitionLog):
         log_end_offset: int,
         publish: kv.Step[T],
     ) -> T:
-        """As `PartitionState.commit_locked`; afterwards a follower that was slow leaves the ISR."""
+        """As `PartitionLog.commit_locked`; afterwards a follower that was slow leaves the ISR."""
         publish = partial(self._publish_if_kept, publish)
         result = super().commit_locked(file, buffers, position, log_end_offset, publish)
         files, max_lag_ms = self.context.files, self.config.replica_lag_time_max_ms
         assert isinstance(files, ReplicatedFiles)
         assert file.fd is not None
         if slow := files.slow_followers(file.fd, max_lag_ms / 1000):
-            self._shrink_isr(slow)
+            # One slow disk must not hold up all writers.
+            for each in slow:
+                _logger.warning(
+                    "%s-%d: directory %d leaves the ISR: a write took longer than "
+                    "replica.lag.time.max.ms=%d",
+                    *(self.topic, self.partition, each, max_lag_ms),
+                )
+            self.controller.change_assignment(self.key, lambda before: before.shrink(slow))
         return result
 
     def _publish_if_kept(self, publish: kv.Step[T], txn: kv.Txn) -> T:
@@ -254,34 +254,36 @@ class ReplicatedPartition(PartitionLog):
             assignment = self.controller.image.assignments.get(self.key)
             if assignment is not None:
                 if self._append.needs_min_isr:
-                    self._check_min_isr(assignment)
+                    assignment.check_min_isr(self.config.min_insync_replicas, **self.where)
                 if assignment.leader_epoch != leader_epoch and assignment.leader_recovering:
                     raise self.reassigned()
         self._append.leader_epoch = leader_epoch
         return publish(txn)
 
-    def _shrink_isr(self, slow: Sequence[int]) -> None:
-        """Have followers leave the ISR, so that one slow disk does not hold up all writers."""
-        for each in slow:
-            _logger.warning(
-                "%s-%d: directory %d leaves the ISR: a write took longer than "
-                "replica.lag.time.max.ms=%d",
-                *(self.topic, self.partition, each, self.config.replica_lag_time_max_ms),
-            )
-
-        self.controller.change_assignment(self.key, lambda before: before.shrink(slow))
-
     # Copies
 
+    def open_segment(self, info: SegmentInfo, **options: Any) -> SegmentFile:
+        """As `PartitionLog.open_segment`; where the leader lacks the file, another one leads."""
+        try:
+            return super().open_segment(info, **options)
+        except StorageError as error:
+            if not error.missing or "files" in options or not options.get("mend", True):
+                raise
+            # It may just have been compacted or deleted.
+            named = self.context.state.read(lambda txn: journal.file_names(txn, self.key))
+            if info.file_name not in named or self.reread(info, 0, 0) is None:
+                raise
+        return super().open_segment(info, **options)
+
     def mend(self, segments: Collection[SegmentInfo] | None = None) -> bool:
-        """As `PartitionState.mend`; a log that may not write continues at another copy."""
+        """As `PartitionLog.mend`; a log that may not write continues at another copy."""
         if not self.assignment.in_sync_followers:
             return False
         if not self.context.files.writable:
-            self.open_segment_file = None
+            self.forget_copy()
             return self.controller.read_elsewhere(self.key)
         with nullcontext() if self._is_owner() else self.locked():
-            mend.mend_copies(self, self.controller, segments)
+            mend.mend_copies(self, segments)
         return True
 
     def leader_and_epoch(self) -> LeaderAndEpoch:
@@ -306,8 +308,8 @@ class ReplicatedPartition(PartitionLog):
             NotLeaderOrFollowerError: Another leader has taken over, the log was truncated, or the
                 partition has no copy in the follower's directory any more.
         """
-        with self.locked():
-            tail, assignment = recovery.tail_locked(self), self.assignment
+        with self.owned() as tail:
+            assignment = self.assignment
             if (assignment.leader, tail.leader_epoch) != leader or (
                 follower not in assignment.replicas
             ):
@@ -345,18 +347,22 @@ class ReplicatedPartition(PartitionLog):
     # Leadership
 
     def acquire(self, timeout: float | None = None, *, escalated: bool = False) -> None:
-        """As `PartitionState.acquire`; a new leader has taken over when this returns."""
+        """As `PartitionLog.acquire`; a new leader has taken over when this returns."""
         super().acquire(timeout, escalated=escalated)
         self._owner = threading.get_ident()
-        if self._leadership.metadata_epoch != self.controller.epoch:
-            try:
+        try:
+            # First: what is not in the database that is read is truncated.
+            self.controller.state.make_even()
+            self.controller.live.make_even()
+            if self._leadership.metadata_epoch != self.controller.epoch:
                 self._lead()
-            except BaseException:
-                self.release()
-                raise
+        except BaseException:
+            self.release()
+            raise
+        self._epoch_of_owner = self.controller.epoch
 
     def release(self) -> None:
-        """As `PartitionState.release`."""
+        """As `PartitionLog.release`."""
         self._owner = None
         super().release()
 
@@ -364,50 +370,43 @@ class ReplicatedPartition(PartitionLog):
         """Whether this thread holds the partition's lock."""
         return self._owner == threading.get_ident()
 
-    @contextmanager
-    def locked(self, timeout: float | None = None) -> Iterator[None]:
-        """As `PartitionState.locked`.
+    def check_leader(self, error: BaseException) -> None:
+        """As `PartitionLog.check_leader`.
 
         Raises:
             NotLeaderOrFollowerError: The leader broke meanwhile, and the next one lacks a file.
         """
-        with super().locked(timeout):
-            epoch = self.controller.epoch
-            try:
-                yield
-            except StorageError as error:
-                if error.missing and self.controller.current().epoch != epoch:
-                    raise self.reassigned() from raised_in_body(error)
-                raise
+        is_missing = isinstance(error, StorageError) and error.missing
+        if is_missing and self.controller.current().epoch != self._epoch_of_owner:
+            raise self.reassigned() from error
 
-    def read_tail(self) -> Tail | None:
-        """As `PartitionState.read_tail`, of the present leader."""
-        tail = super().read_tail()
+    def tail(self) -> Tail:
+        """As `PartitionLog.tail`, of the present leader."""
+        tail = super().tail()
         epoch = self.controller.current().epoch
-        if self._leadership.metadata_epoch == epoch or tail is None or self._is_owner():
+        if self._leadership.metadata_epoch == epoch or self._is_owner():
             return tail
         assignment = self.assignment
         if not self.context.files.writable:
             return tail
         if tail.leader_epoch < assignment.leader_epoch:
-            with self.locked():
-                return super().read_tail()
+            with self.owned() as tail:
+                return tail
         self._leadership = Leadership(epoch, assignment.leader_epoch)
         return tail
 
     def has_same_leader(self, tail: Tail) -> bool:
-        """As `PartitionState.has_same_leader`."""
+        """As `PartitionLog.has_same_leader`."""
         if not self.context.files.writable:
             return True  # it cannot truncate the copy of a new leader, and reads what that has
-        current = self.read_tail()
-        return current is not None and current.leader_epoch == tail.leader_epoch
+        return self.tail().leader_epoch == tail.leader_epoch
 
     def _lead(self) -> None:
         """Make the leader's log that of the partition, if it was elected since; under the lock."""
         while (epoch := self.controller.current().epoch) != self._leadership.metadata_epoch:
             assignment = self.assignment
             # Without a tail recovery finds what the leader has.
-            tail = TAILS.get(self.context.live, self.key)
+            tail = peek_tail(self.context.live, self.key)
             if tail is not None and tail.leader_epoch < assignment.leader_epoch:
                 try:
                     self._take_over(tail, assignment)
@@ -419,8 +418,14 @@ class ReplicatedPartition(PartitionLog):
 
     def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
         """Begin the epoch of a leader; killed or refused in the middle, the next one repeats it."""
-        self.cached_tail = self.open_segment_file = None
-        self.snapshot_version = -1
+
+        def note_epoch(txn: kv.Txn) -> None:
+            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
+            if info.leader_epoch < assignment.leader_epoch - 1:
+                info = info._replace(leader_epoch=assignment.leader_epoch - 1)
+                catalog.PARTITIONS.put(txn, self.key, value=info)
+
+        self.forget_copy()
         self.refresh()
         end = end_of_copy(self, tail).offset if assignment.leader_recovering else None
         if end is None:
@@ -432,18 +437,9 @@ class ReplicatedPartition(PartitionLog):
                 "%s-%d: the new leader, directory %s, ends at offset %d; the one before had %d",
                 *(self.topic, self.partition, assignment.leader, end, tail.log_end_offset),
             )
-            self._raise_epoch(assignment.leader_epoch - 1)
+            # The epoch that the truncation begins must be that of the leader.
+            self.context.state.write(note_epoch)
             truncate.truncate_locked(self, tail, end)
         if assignment.leader_recovering:
             self.remove_unnamed(self.context.files)
         self.context.wake.advance()
-
-    def _raise_epoch(self, epoch: int) -> None:
-        """Note in `state` that an epoch was used, so that the next one is above it."""
-
-        def step(txn: kv.Txn) -> None:
-            info = catalog.PARTITIONS.get(txn, self.key) or PartitionInfo()
-            if info.leader_epoch < epoch:
-                catalog.PARTITIONS.put(txn, self.key, value=info._replace(leader_epoch=epoch))
-
-        self.context.state.write(step)

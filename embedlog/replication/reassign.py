@@ -1,4 +1,4 @@
-"""Moving the copies of partitions to other directories, and removing directories.
+"""An operator's commands: moving copies, removing directories, electing leaders.
 
 A reassignment is in the metadata from its beginning to its end, so any process can finish it.
 `run` copies in the process of the caller, at the caller's pace; meanwhile it holds a lock, by
@@ -12,36 +12,40 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from embedlog.catalog import TopicInfo
 from embedlog.display import plural
 from embedlog.errors import (
+    EligibleLeadersNotAvailableError,
     EmbedlogError,
     IllegalStateError,
-    InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     LockTimeoutError,
+    NotALogError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
+    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.failures import Failures
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import RESERVE_FILE
 from embedlog.files.throttle import Throttle
-from embedlog.hints import Hint
+from embedlog.hints import GIVE_UP, Hint
+from embedlog.partition import PartitionLog
+from embedlog.partition.tail import peek_tail
 from embedlog.record import TopicPartition
 from embedlog.replication.catch_up import copy_partition
-from embedlog.replication.copies import remove_copies
 from embedlog.replication.directory import EPOCH_FILE, PROBE_FILE, LogDirectory
+from embedlog.replication.files import remove_copies
 from embedlog.replication.isr import PartitionAssignment, check_replicas
-from embedlog.replication.metadata import MetadataImage, check_quorum, without
+from embedlog.replication.member_file import check_member
+from embedlog.replication.mend import end_of_copy
+from embedlog.replication.metadata import MetadataImage, check_quorum
 from embedlog.replication.partition import ReplicatedPartition
-from embedlog.replication.reassignment import lead_evenly, reassign, resize
-from embedlog.replication.recovery import BaseReplicatedRoot, take_over
-from embedlog.replication.unclean_election import elect_unclean
+from embedlog.replication.placement import lead_evenly, reassign, resize
+from embedlog.replication.root import ReplicatedRoot, take_over
 from embedlog.root import startup
 
 Moves = Mapping[TopicPartition, Sequence[int]]
@@ -55,28 +59,8 @@ _CHANGED = (NotLeaderOrFollowerError, ReplicaNotAvailableError, UnknownTopicOrPa
 """What says that a partition has another leader, or none, or was deleted meanwhile."""
 
 
-def assignments(root: BaseReplicatedRoot) -> Iterator[tuple[TopicInfo, int, PartitionAssignment]]:
-    """Yield all partitions with their assignments."""
-    for info in root.topics().values():
-        for partition in range(info.partitions):
-            assignment = root.controller.assignment(info.key(partition))
-            if assignment is not None:
-                yield info, partition, assignment
-
-
-def partitions_where(
-    root: BaseReplicatedRoot, holds: Callable[[PartitionAssignment], bool]
-) -> list[TopicPartition]:
-    """Return the partitions of which something holds."""
-    return [
-        TopicPartition(info.name, number)
-        for info, number, assignment in assignments(root)
-        if holds(assignment)
-    ]
-
-
 def plan(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     leaving: Collection[int] = (),
     replication_factors: Mapping[str, int] | None = None,
 ) -> dict[TopicPartition, tuple[int, ...]]:
@@ -110,7 +94,7 @@ def plan(
             )
     current = {
         TopicPartition(info.name, number): assignment.target_replicas
-        for info, number, assignment in assignments(root)
+        for info, number, assignment in root.assignments()
     }
     if not (factors or leaving):
         # A directory that is offline, and may come back, keeps its copies.
@@ -137,7 +121,7 @@ def _within(
     return {each: found for each, found in replicas.items() if found and {*found} <= {*directories}}
 
 
-def begin(root: BaseReplicatedRoot, moves: Moves) -> int:
+def begin(root: ReplicatedRoot, moves: Moves) -> int:
     """Begin to move copies; `run`, or the housekeeping, ends it.  Returns how many change.
 
     Raises:
@@ -149,13 +133,13 @@ def begin(root: BaseReplicatedRoot, moves: Moves) -> int:
     def begin_one(
         key: bytes, before: PartitionAssignment, image: MetadataImage
     ) -> PartitionAssignment:
-        _check_directories(image, replicas[key])  # one may have been removed meanwhile
+        image.check_directories(replicas[key])  # one may have been removed meanwhile
         return before.begin_reassignment(replicas[key])
 
     return len(root.controller.change_assignments(replicas, begin_one))
 
 
-def check(root: BaseReplicatedRoot, moves: Moves) -> dict[bytes, tuple[int, ...]]:
+def check(root: ReplicatedRoot, moves: Moves) -> dict[bytes, tuple[int, ...]]:
     """Return the new replicas by the keys of the partitions.
 
     Raises:
@@ -165,47 +149,23 @@ def check(root: BaseReplicatedRoot, moves: Moves) -> dict[bytes, tuple[int, ...]
     keys = {}
     for partition, replicas in moves.items():
         log = root.partition(*partition)
-        _check_directories(image, replicas, **log.where)
+        image.check_directories(replicas, **log.where)
         check_replicas(replicas)
         keys[log.key] = tuple(replicas)
     return keys
 
 
-def _check_directories(image: MetadataImage, replicas: Sequence[int], **where: Any) -> None:
-    unknown = [each for each in replicas if each not in image.directories]
-    if unknown:
-        raise InvalidReplicationAssignmentError(
-            f"The log has no directory {unknown[0]}",
-            **where,
-            todo=Hint("See log.replicas().", "See `embedlog replicas list`."),
-        )
-
-
-def cancel(root: BaseReplicatedRoot, partitions: Collection[TopicPartition]) -> int:
+def cancel(root: ReplicatedRoot, partitions: Collection[TopicPartition]) -> int:
     """Keep the old copies of partitions that move, and give up the new ones; return how many.
 
     Raises:
         IllegalStateError: Only new copies are in sync.
         UnknownTopicOrPartitionError: There is no such partition.  Nothing was changed.
     """
-    controller, logs = root.controller, [root.partition(*each) for each in partitions]
-    for log in logs:
-        moving = controller.assignment(log.key)
-        if moving is not None:
-            moving.cancel_reassignment(controller.image.online)  # or raises, before any is changed
-    count = 0
-    for log in logs:
-        with ExitStack() as held:
-            # Those that are in sync are written to by the holder of the lock.
-            with suppress(ReplicaNotAvailableError):
-                held.enter_context(log.locked())
-            count += len(
-                controller.change_assignments(
-                    [log.key], lambda _, moving, image: moving.cancel_reassignment(image.online)
-                )
-            )
-        remove_copies(controller, log.key, log.directory)
-    return count
+    for each in partitions:
+        root.partition(*each)
+    cancel_one = PartitionAssignment.cancel_reassignment
+    return len(_change_each(root, partitions, cancel_one, leaderless=True))
 
 
 class Outcome(NamedTuple):
@@ -218,7 +178,7 @@ class Outcome(NamedTuple):
 
 
 def run(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     moves: Moves,
     *,
     throttle: Throttle | None = None,
@@ -242,7 +202,7 @@ def run(
         begin(root, moves)
         targets = {
             TopicPartition(info.name, number): assignment.target_replicas
-            for info, number, assignment in assignments(root)
+            for info, number, assignment in root.assignments()
             if assignment.is_reassigning
         }
         targets |= {TopicPartition(*each): tuple(replicas) for each, replicas in moves.items()}
@@ -259,7 +219,7 @@ def run(
         with Failures(_logger).collecting() as part:
             for partition, target in targets.items():
                 with part(f"Move of {partition.topic}-{partition.partition}"):
-                    left = _move(root, partition, target, throttle, count)
+                    left = _move(root, partition, target, throttle or Throttle(), count)
                     if left is None or left.target_replicas != target:
                         outcome.superseded.append(partition)
                     elif left.is_reassigning:
@@ -268,7 +228,7 @@ def run(
 
 
 @contextmanager
-def lock(root: BaseReplicatedRoot, timeout: float | None = None) -> Iterator[bool]:
+def lock(root: ReplicatedRoot, timeout: float | None = None) -> Iterator[bool]:
     """Hold the lock of the process that makes new copies.
 
     Yields whether it was free; with a timeout, waits for that.
@@ -290,7 +250,7 @@ def lock(root: BaseReplicatedRoot, timeout: float | None = None) -> Iterator[boo
         yield True
 
 
-def _bytes_to_copy(root: BaseReplicatedRoot, partition: TopicPartition) -> int:
+def _bytes_to_copy(root: ReplicatedRoot, partition: TopicPartition) -> int:
     with suppress(ReplicaNotAvailableError, UnknownTopicOrPartitionError):
         log = root.partition(*partition)
         assignment = root.controller.assignment(log.key)
@@ -301,10 +261,10 @@ def _bytes_to_copy(root: BaseReplicatedRoot, partition: TopicPartition) -> int:
 
 
 def _move(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     partition: TopicPartition,
     target: tuple[int, ...],
-    throttle: Throttle | None,
+    throttle: Throttle,
     count: Callable[[int], object],
 ) -> PartitionAssignment | None:
     """Finish the reassignment of one partition, as far as possible; return its state after that.
@@ -337,51 +297,59 @@ def _move(
             pause.wait(_RETRY_SECONDS)  # a copy that another process had begun to make
 
 
-def finish(root: BaseReplicatedRoot, partitions: Collection[TopicPartition] | None = None) -> int:
+def finish(root: ReplicatedRoot, partitions: Collection[TopicPartition] | None = None) -> int:
     """End the reassignments whose new copies are in sync; delete the old copies.
 
     Returns how many ended.
     """
-    changed = list(_change_each(root, partitions, PartitionAssignment.finish_reassignment))
-    return len(changed)
+    return len(_change_each(root, partitions, PartitionAssignment.finish_reassignment))
 
 
 def elect_preferred(
-    root: BaseReplicatedRoot, partitions: Collection[TopicPartition] | None = None
+    root: ReplicatedRoot, partitions: Collection[TopicPartition] | None = None
 ) -> list[TopicPartition]:
     """Elect the preferred leaders of partitions, by default of all; return which changed."""
-    return list(_change_each(root, partitions, PartitionAssignment.elect_preferred))
+    return _change_each(root, partitions, PartitionAssignment.elect_preferred)
 
 
 def _change_each(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     partitions: Collection[TopicPartition] | None,
     change: Callable[[PartitionAssignment, Collection[int]], PartitionAssignment],
-) -> Iterator[TopicPartition]:
-    """Change the assignments of partitions that have a leader, each under the partition's lock.
+    *,
+    leaderless: bool = False,
+) -> list[TopicPartition]:
+    """Change the assignments of partitions, each under its lock, as the in-sync copies change.
 
-    Removes the copies that they do not have any more.  Yields those that changed.
+    Those without a leader, which nobody can lock, are left out unless ``leaderless``.  Removes the
+    copies that partitions do not have any more.  Returns those that changed; a change that raises
+    does so before any was made.
     """
-    controller = root.controller
-    for info, number, before in list(assignments(root)):
-        partition = TopicPartition(info.name, number)
-        if partitions is not None and partition not in partitions:
-            continue
-        if before.leader is None or change(before, controller.image.online) is before:
-            continue
-        with suppress(*_CHANGED), root.partition(*partition).locked():
+    controller, changed = root.controller, []
+    changing = [
+        (info, number, before)
+        for info, number, before in root.assignments()
+        if (partitions is None or (info.name, number) in partitions)
+        and (leaderless or before.leader is not None)
+        and change(before, controller.image.online) is not before
+    ]
+    for info, number, before in changing:
+        with suppress(*_CHANGED), ExitStack() as held:
+            if before.leader is not None:
+                held.enter_context(root.partition(info.name, number).locked())
             if controller.change_assignments(
                 [info.key(number)], lambda _, now, image: change(now, image.online)
             ):
                 remove_copies(controller, info.key(number), info.directory)
-                yield partition
+                changed.append(TopicPartition(info.name, number))
+    return changed
 
 
 # Removing directories
 
 
 def remove_directories(
-    root: BaseReplicatedRoot,
+    root: ReplicatedRoot,
     directories: Collection[int],
     *,
     force: bool = False,
@@ -410,16 +378,17 @@ def remove_directories(
     check_left(image, gone)
     usable = {each.id for each in controller.opened(sorted(gone)) if each.works()}
     broken = gone - usable
-    only = partitions_where(root, lambda each: set(each.isr) <= broken)
+    only = root.partitions_where(lambda each: set(each.isr) <= broken)
     if only and not force:
+        paths = tuple(image.directories[each].path for each in broken)
         raise ReplicaNotAvailableError(
-            f"Without {_paths(root, broken)}, {plural(len(only), 'partition')} would have no copy: "
+            f"Without {', '.join(paths)}, {plural(len(only), 'partition')} would have no copy: "
             + ", ".join(f"{name}-{number}" for name, number in only[:5])
             + (", …" if len(only) > 5 else ""),
-            replicas=tuple(image.directories[each].path for each in broken),
+            replicas=paths,
             todo="Bring the directory back."
             + Hint(
-                "Or lose these records with remove_replica(path, force=True).",
+                "Or lose these records with log.replicas.remove(path, force=True).",
                 "Or lose these records with `embedlog replicas remove PATH --force`.",
             ),
         )
@@ -431,14 +400,12 @@ def remove_directories(
         root.write_members()
         elect_unclean(root, only)
     else:
-        check_quorum(without(image, gone), set(image.online) - gone)
+        check_quorum(image, set(image.online) - gone, gone)
     while True:
         outcome = run(root, moves, throttle=throttle, progress=progress)
         left = [
             f"{topic}-{number}"
-            for topic, number in partitions_where(
-                root, lambda each: not gone.isdisjoint(each.replicas)
-            )
+            for topic, number in root.partitions_where(lambda each: bool(gone & {*each.replicas}))
             if (topic, number) in moves
         ]
         if left:
@@ -471,11 +438,6 @@ def check_left(image: MetadataImage, directories: Collection[int]) -> None:
         )
 
 
-def _paths(root: BaseReplicatedRoot, directories: Collection[int]) -> str:
-    infos = root.controller.image.directories
-    return ", ".join(infos[each].path for each in directories)
-
-
 def _clear(directory: LogDirectory) -> None:
     """Delete what a directory has of a log that it does not belong to any more."""
     files = directory.files
@@ -485,3 +447,74 @@ def _clear(directory: LogDirectory) -> None:
         startup.remove_folder(files, folder)
     for name in (PROBE_FILE, "wake", RESERVE_FILE, EPOCH_FILE, startup.CLEAN_FILE, FORMAT_FILE):
         files.unlink(name, missing_ok=True)
+
+
+def elect_unclean(
+    root: ReplicatedRoot, partitions: Collection[TopicPartition]
+) -> list[TopicPartition]:
+    """Elect leaders for those of some partitions that have none; return which got one.
+
+    A partition without a copy in a directory that is online gets none, nor does one that
+    another process changes meanwhile.  Records that only other copies have are lost.
+
+    Raises:
+        EligibleLeadersNotAvailableError: A copy in a directory that is offline has more records
+            than each that could lead.  No leader was elected.
+    """
+    controller, chosen = root.controller, {}
+    for partition in partitions:
+        with suppress(UnknownTopicOrPartitionError):  # it was deleted
+            log = root.partition(*partition)
+            assignment = controller.assignment(log.key)
+            if assignment is not None and assignment.leader is None:
+                chosen[log.key] = partition, assignment, _longest(root, log, assignment)
+
+    def elect(key: bytes, before: PartitionAssignment, image: MetadataImage) -> PartitionAssignment:
+        _, counted, leader = chosen[key]
+        if before != counted or leader is None or leader not in image.online:
+            return before
+        return before.elect_unclean(leader)
+
+    elected = []
+    for key in controller.change_assignments(chosen, elect):
+        partition, _, leader = chosen[key]
+        elected.append(partition)
+        _logger.warning(
+            "%s-%d: directory %d was elected, and was not in sync: what it lacks is lost",
+            *(*partition, leader),
+        )
+    return elected
+
+
+def _longest(
+    root: ReplicatedRoot, log: PartitionLog, assignment: PartitionAssignment
+) -> int | None:
+    """Return the directory that is online and has the most records; None without one."""
+    image = root.controller.image
+    found = {each: _count_records(root, log, each) for each in assignment.replicas}
+    counts = {each: count for each, count in found.items() if count is not None}
+    able = [each for each in counts if each in image.online and each in root.controller.directories]
+    if not able:
+        return None
+    leader, longest = (max(each, key=counts.__getitem__) for each in (able, counts))
+    if counts[longest] > counts[leader]:
+        paths = [image.directories[each].path for each in (leader, longest)]
+        raise EligibleLeadersNotAvailableError(
+            f"The copy in {paths[0]} has {plural(counts[leader], 'record')}, and that in "
+            f"{paths[1]}, which is offline, has {counts[longest]:,}",
+            **log.where,
+            todo="Bring that directory back." + GIVE_UP,
+        )
+    return leader
+
+
+def _count_records(root: ReplicatedRoot, log: PartitionLog, directory: int) -> int | None:
+    """Return how many records of a partition a directory has; None if it cannot be read."""
+    info = root.controller.image.directories.get(directory)
+    with suppress(StorageError, NotALogError), ExitStack() as closing_files:
+        if info is not None:
+            files = root.files_at(info.path, writable=False)
+            closing_files.callback(files.close_all)
+            check_member(files, root.cluster_id, directory)
+            return end_of_copy(log, peek_tail(log.context.live, log.key), files).records
+    return None

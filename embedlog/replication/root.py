@@ -1,8 +1,8 @@
-"""Attaching to a log over several directories.
+"""Attaching to a log over several directories, and directories that come back or are added.
 
 Order: each directory is opened and checked as a root of its own; their metadata says which one
 counts, and which others have the same; then they are one log.  A directory that is missing,
-broken or behind is taken offline, and the housekeeping brings it back (`recovery`).
+broken or behind is taken offline, and the housekeeping brings it back.
 """
 
 from __future__ import annotations
@@ -10,40 +10,60 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any
 
 from embedlog import catalog, kv
-from embedlog.catalog import NewPartitions, TopicInfo
+from embedlog.catalog import NewPartitions, PartitionInfo, TopicInfo
 from embedlog.errors import (
+    CorruptionError,
     DiskFullError,
     EmbedlogError,
+    IllegalStateError,
     InvalidReplicationAssignmentError,
     LockTimeoutError,
     NotALogError,
     NotEnoughReplicasError,
+    ReplicasDivergedError,
     StorageError,
 )
+from embedlog.failures import Failures
 from embedlog.files import Files
-from embedlog.files.paths import FORMAT_FILE, exists, is_directory, is_mount_point, is_there
+from embedlog.files.paths import (
+    FORMAT_FILE,
+    exists,
+    is_directory,
+    is_mount_point,
+    is_there,
+    real_path,
+)
 from embedlog.keyspace import LIVE_VERSION
+from embedlog.partition import pending_deletes
 from embedlog.partition.state import Context
-from embedlog.replication import recovery
+from embedlog.record import TopicPartition
 from embedlog.replication.controller import Controller
-from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
-from embedlog.replication.files import ReplicatedFiles
-from embedlog.replication.history import diverged, extra_writes, histories
+from embedlog.replication.directory import (
+    DATABASE_ERRORS,
+    LogDirectory,
+    describe,
+    diverged,
+    extra_writes,
+    histories,
+)
+from embedlog.replication.files import ReplicatedFiles, ReplicatedWake, remove_copies
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.member_file import (
     DirectoryMember,
+    check_apart,
+    check_member,
     find_members,
-    is_member,
     new_cluster_id,
-    paths_to_add,
     read_listed,
+    read_member,
     write_member,
 )
 from embedlog.replication.metadata import (
@@ -54,15 +74,23 @@ from embedlog.replication.metadata import (
     MetadataImage,
     MetadataVersion,
     check_quorum,
+    paths_of,
     put_epoch,
 )
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.placement import assign_replicas
-from embedlog.replication.wake import ReplicatedWake
 from embedlog.root import startup
 from embedlog.root.root import Root, check_format
+from embedlog.segment import path_of
+
+JUST_ADDED = "it was just added"
+"""Why a directory is offline that was never online."""
+
+_MIN_FREE_BYTES = 1 << 20
+"""What a directory must have free to come back."""
 
 _logger = logging.getLogger("embedlog.replication")
+
 
 REGAIN_SECONDS = 0.1
 """How often a process that has too few directories checks whether one came back."""
@@ -77,7 +105,7 @@ class _FirstRoot(Root):
         check_format(files, replicated=True, must_exist=self.must_exist)
 
 
-class ReplicatedRoot(recovery.BaseReplicatedRoot):
+class ReplicatedRoot(Root):
     """One handle on a log over several directories.
 
     Args:
@@ -89,6 +117,10 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
     """
 
     replicated = True
+    controller: Controller
+    cluster_id = ""
+    to_add: Sequence[str] = ()
+    """Directories that a process which was killed had begun to add."""
 
     def __init__(
         self,
@@ -99,7 +131,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         **options: Any,
     ) -> None:
         self.paths, self._racks = tuple(paths), dict(racks or {})
-        self._given_up = frozenset(given_up)
+        self.given_up = frozenset(given_up)
         self._regaining, self._regain_at = threading.Lock(), 0.0
         super().__init__(self.paths[0], **options)
 
@@ -113,6 +145,21 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
 
     # Topics and partitions
 
+    def assignments(self) -> Iterator[tuple[TopicInfo, int, PartitionAssignment]]:
+        """Yield all partitions with their assignments."""
+        for info in self.topics().values():
+            for partition in range(info.partitions):
+                assignment = self.controller.assignment(info.key(partition))
+                if assignment is not None:
+                    yield info, partition, assignment
+
+    def partitions_where(
+        self, holds: Callable[[PartitionAssignment], bool]
+    ) -> list[TopicPartition]:
+        """Return the partitions of which something holds."""
+        found = self.assignments()
+        return [TopicPartition(info.name, number) for info, number, each in found if holds(each)]
+
     def _new_partition(self, context: Context, info: TopicInfo, number: int) -> ReplicatedPartition:
         return ReplicatedPartition(context, info, number, self.controller)
 
@@ -122,36 +169,32 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         def assign(txn: kv.Txn, topic: TopicInfo, first: int) -> None:
             image = MetadataImage.load(txn)
             if replicas is not None:
-                _check_replicas(topic, replicas, image)
-                put(txn, topic, dict(enumerate(replicas)), image)
-                return
-            factor = replication_factor
-            if factor is None and first:
-                # As the partitions that the topic has.
-                before = ASSIGNMENTS.get(txn, topic.key(0))
-                factor = None if before is None else len(before.target_replicas)
-            if factor is None:
-                # One that is offline gets its copy when it comes back.
-                factor = min(DEFAULT_REPLICATION_FACTOR, len(image.directories))
-            racks = {each: info.rack for each, info in image.directories.items()}
-            offline = racks.keys() - set(image.online)
-            assigned = assign_replicas(
-                topic.partitions - first,
-                factor,
-                racks,
-                first_partition=first,
-                # Chance that is the same if the transaction runs again.
-                rng=random.Random(topic.id),
-                offline=offline,
-            )
-            put(txn, topic, assigned, image)
-
-        def put(
-            txn: kv.Txn,
-            topic: TopicInfo,
-            assigned: Mapping[int, Sequence[int]],
-            image: MetadataImage,
-        ) -> None:
+                if len(replicas) != topic.partitions:
+                    raise InvalidReplicationAssignmentError(
+                        f"There are replicas for {len(replicas)} of {topic.partitions} partitions",
+                        topic=topic.name,
+                    )
+                image.check_directories({*chain(*replicas)}, topic=topic.name)
+                assigned: Mapping[int, Sequence[int]] = dict(enumerate(replicas))
+            else:
+                factor = replication_factor
+                if factor is None and first:
+                    # As the partitions that the topic has.
+                    before = ASSIGNMENTS.get(txn, topic.key(0))
+                    factor = None if before is None else len(before.target_replicas)
+                if factor is None:
+                    # One that is offline gets its copy when it comes back.
+                    factor = min(DEFAULT_REPLICATION_FACTOR, len(image.directories))
+                racks = {each: info.rack for each, info in image.directories.items()}
+                assigned = assign_replicas(
+                    topic.partitions - first,
+                    factor,
+                    racks,
+                    first_partition=first,
+                    # Chance that is the same if the transaction runs again.
+                    rng=random.Random(topic.id),
+                    offline=racks.keys() - set(image.online),
+                )
             for partition, chosen in assigned.items():
                 assignment = PartitionAssignment.create(chosen, image.online)
                 ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
@@ -169,6 +212,10 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
 
     # Attaching
 
+    def files_at(self, path: str, *, writable: bool = True) -> Files:
+        """Return the files of a directory."""
+        return self.files(path, writable=writable, unsafe_filesystem=self.unsafe_filesystem)
+
     def _attach(self) -> Context:
         with self._lock:
             attached = self._context is not None
@@ -176,7 +223,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             if not attached and self._is_new_live:
                 self._is_new_live = False
                 # Makes the copies equal again, past what had been flushed.
-                recovery.take_over(self)
+                take_over(self)
             return context
 
     def _open_files(self, writable: bool) -> Files:
@@ -185,7 +232,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             opened = self._open_each(self.paths, writable)
             for files in opened.values():
                 undo.callback(files.close_all)
-            cluster, paths = find_members(self.paths, opened)
+            cluster, paths, _ = find_members(self.paths, opened)
             if cluster != self.cluster_id and self.cluster_id:
                 # After a fork; or else a new log would be begun here.
                 raise NotALogError("None of the directories has the log any more", path=self.path)
@@ -194,7 +241,9 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                 self.paths = (*self.paths, *(path for path in listed if path not in self.paths))
                 opened |= self._open_each([each for each in listed if each not in opened], writable)
                 self._require_log(opened, writable)
-                self._begin(self._first_path())
+                # By default the first one.
+                logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
+                self._begin((logs or self.paths)[0])
                 undo.close()
                 return self._open_files(writable)
             self.cluster_id = cluster
@@ -202,15 +251,12 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             for path, files in self._open_each(more, writable).items():
                 opened[path] = files
                 undo.callback(files.close_all)
-            _, paths = find_members([*self.paths, *opened], opened, cluster)
-            self.to_add = paths_to_add(cluster, opened.values())
+            _, paths, self.to_add = find_members([*self.paths, *opened], opened, cluster)
             directories = self._check_each(paths, opened, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self._unprepared = paths.keys() - directories.keys()
-            self.controller = Controller(
-                directories, self._open_directory, self._regain_quorum, self._given_up
-            )
+            self.controller = Controller(self, directories)
             undo.callback(self.controller.close)
             self.controller.refresh()
             self._unprepared = frozenset()
@@ -247,9 +293,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         for path in paths:
             try:
                 if path not in opened and is_there(path) and is_directory(path):
-                    opened[path] = self.files(
-                        path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
-                    )
+                    opened[path] = self.files_at(path, writable=writable)
             except StorageError as error:
                 _logger.warning("Directory %s cannot be opened: %s", path, error)
                 self._unopened[path] = error
@@ -269,15 +313,10 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         if not writable:
             raise NotALogError("There is no log over several directories here", path=self.path)
 
-    def _first_path(self) -> str:
-        """Return the directory that is a log already; by default the first one."""
-        logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
-        return (logs or self.paths)[0]
-
     def _begin(self, path: str) -> None:
         """Make a log in one directory the first of several."""
         _FirstRoot(path, **self.options()).close()  # creates it, and finishes what was left
-        files = self.files(path, writable=True, unsafe_filesystem=self.unsafe_filesystem)
+        files = self.files_at(path)
         try:
             attached = files.open("locks/attached", write=True, create=True)
             try:
@@ -327,7 +366,11 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                     f"{directory.path}: {line}" for line in (report or ([],))[0]
                 ]
             if self._is_first and any(report and report[1] for report in reports):
-                self._sweep([directory.files for directory in directories.values()])
+                try:
+                    roots = [directory.files for directory in directories.values()]
+                    self.startup_report += startup.sweep_all(roots)
+                except DATABASE_ERRORS as error:  # of a directory that is found to be broken later
+                    _logger.warning("What killed processes left is not removed yet: %s", error)
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
@@ -345,7 +388,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         Raises:
             ReplicasDivergedError: Each has what the other lacks, and could decide without it.
         """
-        left = [each for each in images if images[each].epoch and each not in self._given_up]
+        left = [each for each in images if images[each].epoch and each not in self.given_up]
         if not left:
             return
         ends = {each: histories(directories[each])[0].end for each in left}
@@ -358,7 +401,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             with suppress(NotEnoughReplicasError):
                 check_quorum(images[each], images[each].online)
                 error = diverged(base, other)
-                if self.mode == "rw" and each not in self._given_up:
+                if self.mode == "rw" and each not in self.given_up:
                     raise error
                 del directories[each]
                 _give_up(other, error)
@@ -372,48 +415,46 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         """
         files = directory.files
         check_format(files, replicated=True)
-        if not is_member(files, self.cluster_id, directory.id):
-            raise NotALogError(
-                f"This is not directory {directory.id} of the log", path=directory.path
-            )
+        check_member(files, self.cluster_id, directory.id)
         report = None
         if files.writable:
             for name in ("locks", "topics"):
                 files.make_directory(name)
-            locks.enter_context(directory.locked_root(self.lock_timeout))
-            report = directory.attach(self.lock_timeout)
+            locks.enter_context(directory.attachment.alone(self.lock_timeout))
+            report = directory.attachment.attach(self.lock_timeout, startup.check_databases)
         else:
-            directory.share(self.lock_timeout)
+            directory.attachment.share(self.lock_timeout)
         live = files.writable or startup.live_is_valid(files)
         directory.open_stores(self.lock_timeout, live=live)
         return report
 
-    def _sweep(self, roots: Sequence[Files]) -> None:
-        """Remove what killed processes left; a directory that fails is found to be broken later."""
-        try:
-            self.startup_report += startup.sweep_all(roots)
-        except DATABASE_ERRORS as error:
-            _logger.warning("What killed processes left is not removed yet: %s", error)
+    def regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
+        """Bring a directory back while too few others work; return whether one came back.
 
-    def _regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
-        """Check whether a directory came back, for a process that has too few of them."""
+        Also one that still counts as online, if another disk is at its path now.
+        """
         # One thread at a time, and not while it is bringing one back.
-        if not self._regaining.acquire(blocking=False):
+        if monotonic() < self._regain_at or not self._regaining.acquire(blocking=False):
             return False
         try:
-            now = monotonic()
-            if now < self._regain_at:
-                return False
-            self._regain_at = now + REGAIN_SECONDS
-            return recovery.regain_quorum(self, failed)
+            self._regain_at = monotonic() + REGAIN_SECONDS
+            for each, info in self.controller.image.directories.items():
+                opened = self.controller.directories.get(each)
+                if info.online and (each not in failed or opened is None or opened.is_in_place()):
+                    continue
+                try:
+                    if is_directory(info.path):
+                        bring_back(self, each, failed)
+                        return True
+                except (EmbedlogError, OSError) as error:
+                    _logger.debug("Directory %s stays offline: %s", info.path, describe(error))
+            return False
         finally:
             self._regaining.release()
 
-    def _open_directory(self, directory_id: int, path: str) -> LogDirectory:
+    def open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
-        files = self.files(
-            path, writable=self.mode == "rw", unsafe_filesystem=self.unsafe_filesystem
-        )
+        files = self.files_at(path, writable=self.mode == "rw")
         try:
             if directory_id in self._unprepared:
                 raise StorageError(
@@ -421,14 +462,9 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
                     path=path,
                     operation="open",
                 )
-            if not is_member(files, self.cluster_id, directory_id):
-                raise StorageError(
-                    f"This is not directory {directory_id} of the log",
-                    path=path,
-                    operation="open",
-                )
+            check_member(files, self.cluster_id, directory_id)
             directory = LogDirectory(directory_id, path, files)
-            directory.share(self.lock_timeout)
+            directory.attachment.share(self.lock_timeout)
             directory.open_stores(self.lock_timeout)
         except BaseException:
             files.close_all()
@@ -442,10 +478,8 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             found = {}
             for each, info in image.directories.items():
                 path = paths.get(each, info.path)
-                changed = info._replace(path=path, rack=self._racks.get(path, info.rack))
-                if changed != info:
-                    found[each] = changed
-            return found
+                found[each] = info._replace(path=path, rack=self._racks.get(path, info.rack))
+            return {each: info for each, info in found.items() if info != image.directories[each]}
 
         def step(txn: kv.Txn, image: MetadataImage) -> bool:
             for each, info in changes(image).items():
@@ -455,6 +489,15 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         if changes(self.controller.image):
             self.controller.change(step)
         self.write_members()
+
+    def write_members(self) -> None:
+        """Have each directory that is online know where all of them are."""
+        paths = {each: info.path for each, info in self.controller.image.directories.items()}
+        to_add = tuple(path for path in self.to_add if path not in paths.values())
+        for directory in self.controller.online:
+            with suppress(StorageError):
+                member = DirectoryMember(self.cluster_id, directory.id, paths, to_add)
+                write_member(directory.files, member)
 
     def _join(self, files: Files) -> Context:
         assert isinstance(files, ReplicatedFiles)
@@ -467,7 +510,7 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
         if files.writable:
             for path in dict.fromkeys([*self.paths, *self.to_add]):
                 if path not in known:
-                    recovery.add_directory(self, path, self._racks.get(path))
+                    add_directory(self, path, self._racks.get(path))
         return context
 
     # Detaching
@@ -487,9 +530,10 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
             return
         with ExitStack() as locks:
             for directory in online:
-                locks.enter_context(directory.locked_root(self.lock_timeout))
+                locks.enter_context(directory.attachment.alone(self.lock_timeout))
+                locks.callback(directory.attachment.close)
             # Each is asked: that frees its lock.
-            are_last = [directory.is_last() for directory in online]
+            are_last = [directory.attachment.is_last() for directory in online]
             if all(are_last):
                 with suppress(DiskFullError):
                     startup.remove_uncommitted_files(context.files, context.state)
@@ -501,24 +545,6 @@ class ReplicatedRoot(recovery.BaseReplicatedRoot):
 
 
 _LIVE_VERSION_KEY = LIVE_VERSION.key()
-
-
-def _check_replicas(
-    topic: TopicInfo, replicas: Sequence[Sequence[int]], image: MetadataImage
-) -> None:
-    """Raise unless these are replicas for all partitions of a topic.
-
-    Raises:
-        InvalidReplicationAssignmentError: They are not.
-    """
-    unknown = {each for chosen in replicas for each in chosen} - image.directories.keys()
-    if unknown or len(replicas) != topic.partitions:
-        raise InvalidReplicationAssignmentError(
-            f"The log has no directory {min(unknown)}"
-            if unknown
-            else f"There are replicas for {len(replicas)} of {topic.partitions} partitions",
-            topic=topic.name,
-        )
 
 
 def _give_up(directory: LogDirectory, error: Exception) -> None:
@@ -542,3 +568,259 @@ def _put_first_directory(path: str, rack: str | None, txn: kv.Txn) -> None:
         for partition in range(topic.partitions):
             assignment = PartitionAssignment((1,), (1,), 1)
             ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
+
+
+# Directories that come back, or are added
+
+
+def take_over(
+    root: ReplicatedRoot, failures: Failures | None = None, *, only_used: bool = False
+) -> None:
+    """Make the log of each partition that of its leader, and recover it after a reboot.
+
+    Programs that only read cannot do it.  Where it is not possible now, the next use does it.
+
+    Args:
+        root: The log.
+        failures: Notes what fails.
+        only_used: Leave out the partitions that were not used since the boot.
+    """
+    with (failures or Failures(_logger)).collecting(raises=False) as part:
+        for log in root.partition_logs(root.topics().values()):
+            with part(f"Takeover of {log.topic}-{log.partition}"):
+                if not only_used or root.context.live.get(log.tail_key) is not None:
+                    log.tail()
+
+
+def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> int:
+    """Add a new or empty directory to a log; return its id.
+
+    It has no copies yet: new topics get some there, and `reassign` moves others to it.
+
+    Raises:
+        NotALogError: The directory holds other files, belongs to another log, or is inside another
+            directory.
+        IllegalStateError: It belongs to this log already.
+    """
+    path = real_path(path)
+    controller = root.controller
+    image = controller.current().image
+    if path in paths_of(image.directories.values()):
+        raise IllegalStateError("The directory belongs to the log already", path=path)
+    check_apart([path, *paths_of(image.directories.values())])
+    Files.create_root(path)
+    files = root.files_at(path)
+    try:
+        member = read_member(files)
+        if member is not None and member.cluster_id == root.cluster_id:
+            raise NotALogError(
+                "The directory was removed from the log, and has what it had then",
+                path=path,
+                todo=f"The log is in {', '.join(paths_of(image.directories.values()))}; delete the "
+                "files of the directory to add it again.",
+            )
+        if files.exists(FORMAT_FILE):
+            raise NotALogError(
+                "The directory is a log of its own",
+                path=path,
+                todo="Name a new or empty directory; a mirror copies other logs.",
+            )
+        check_format(files, replicated=True)
+    finally:
+        files.close_all()
+
+    added: list[int] = []
+
+    def step(txn: kv.Txn, image: MetadataImage) -> bool:
+        if path in paths_of(image.directories.values()):  # another process was faster
+            raise IllegalStateError("The directory belongs to the log already", path=path)
+        directory_id = catalog.next_number(txn, "directory")
+        while directory_id in image.directories:
+            directory_id = catalog.next_number(txn, "directory")
+        added[:] = [directory_id]
+        info = DirectoryInfo(path, rack, False, JUST_ADDED, image.epoch + 1)
+        DIRECTORIES.put(txn, directory_id, value=info)
+        return True
+
+    controller.change(step)
+    bring_back(root, added[0])
+    return added[0]
+
+
+def bring_back(
+    root: ReplicatedRoot, directory_id: int, failed: Mapping[int, Exception] | None = None
+) -> bool:
+    """Bring a directory online that is not: it gets all metadata, and every write from now on.
+
+    With ``failed`` it takes the place of directories that do not work.
+
+    Returns False if another process or thread has done so, or has removed it.
+
+    Raises:
+        StorageError, CorruptionError: It cannot be used yet.
+        NotALogError: Another directory is at its path.
+    """
+    controller = root.controller
+    info = controller.current().image.directories.get(directory_id)
+    if info is None:
+        return False  # it was just removed
+    path = info.path
+    if info.is_mount_point and not is_mount_point(path):
+        # Otherwise everything would be copied to the disk that has the mount point.
+        raise StorageError("No file system is mounted there", path=path, operation="open")
+    files = root.files_at(path)
+    directory = LogDirectory(directory_id, path, files)
+    try:
+        _prepare(root, directory)
+        was_offline = _bring_online(root, directory, failed)
+    finally:
+        if controller.directories.get(directory_id) is not directory:
+            directory.close()
+    if not was_offline:
+        controller.refresh()
+        return False
+    controller.elect()  # partitions of which it has the only copy
+    root.write_members()
+    _sweep(root, directory)
+    level = logging.INFO if info.reason == JUST_ADDED else logging.WARNING
+    _logger.log(level, "Directory %s is online", path)
+    return True
+
+
+def _bring_online(
+    root: ReplicatedRoot, directory: LogDirectory, failed: Mapping[int, Exception] | None
+) -> bool:
+    """As `Controller.bring_online`; again if another directory turns out to be broken."""
+    controller = root.controller
+    while True:
+        try:
+            return controller.bring_online(directory, failed)
+        except StorageError as error:
+            broken = controller.directory_of(error)
+            if failed or broken is None or broken.path == directory.path:
+                raise
+            if not controller.offline_if_broken(error):
+                raise
+
+
+def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
+    """Check a directory that no process uses, or make an empty one a directory of the log."""
+    files = directory.files
+    check_format(files, replicated=True)
+    _is_new(root, directory)  # or raises, before anything is written
+    for name in ("locks", "topics"):
+        files.make_directory(name)
+    directory.probe()
+    if files.free_bytes() < _MIN_FREE_BYTES:
+        # The next append would take it offline again, and each time elect other leaders.
+        raise DiskFullError(
+            "There is too little space left",
+            path=directory.path,
+            operation="open",
+            todo="Free some space; the directory is tried again by itself.",
+        )
+    with directory.attachment.alone(root.lock_timeout):
+        if _is_new(root, directory):  # Check again: under the lock nobody else makes a log there.
+            infos = root.controller.image.directories
+            paths = {each: info.path for each, info in infos.items()}
+            write_member(files, DirectoryMember(root.cluster_id, directory.id, paths))
+        try:
+            directory.attachment.attach(root.lock_timeout, startup.check_databases)
+        except CorruptionError as error:
+            # Everything in it is in the others, too.
+            _logger.warning("%s: its databases are replaced: %s", directory.path, error)
+            startup.begin_databases_again(files)
+            directory.attachment.share(root.lock_timeout)
+    directory.open_stores(root.lock_timeout)
+    _drop_caches(directory)
+
+
+def _drop_caches(directory: LogDirectory) -> None:
+    """Have what was not flushed be read from the disk from now on.
+
+    The kernel takes a page for clean whose write has failed.  So its cache may have what the disk
+    lacks, and no later flush would write it.
+    """
+
+    def unflushed(txn: kv.Txn) -> Iterator[str]:
+        for topic in catalog.topics(txn):
+            for partition in range(topic.partitions):
+                key = topic.key(partition)
+                flushed = (catalog.PARTITIONS.get(txn, key) or PartitionInfo()).recovery_offset
+                for info in catalog.segments(txn, key):
+                    if not info.sealed or (info.next_offset or 0) > flushed:
+                        yield path_of(topic.directory, partition, info.file_name)
+
+    files = directory.files
+    for path in directory.state.read(lambda txn: list(unflushed(txn))):
+        with startup.ignore_missing(), files.opened(path, write=True) as fd:
+            files.sync(fd)
+            files.drop_cache(fd)
+
+
+def _is_new(root: ReplicatedRoot, directory: LogDirectory) -> bool:
+    """Return whether nothing is in a directory, rather than what the log had there.
+
+    Raises:
+        NotALogError: It belongs to another log, or is one.
+    """
+    files = directory.files
+    # First: another process may just be making it a directory of the log, in the other order.
+    has_state = startup.has_state(files)
+    member = read_member(files)
+    if member is not None and member[:2] == (root.cluster_id, directory.id):
+        return False
+    if member is not None or has_state:
+        raise NotALogError(
+            f"This is not directory {directory.id} of the log: another log is there",
+            path=directory.path,
+            todo="Move it to another path.",
+        )
+    return True
+
+
+def _sweep(root: ReplicatedRoot, directory: LogDirectory) -> None:
+    """Remove the files of what was deleted, replaced or moved while the directory was offline."""
+    with suppress(StorageError):
+        pending = pending_deletes.paths(directory.live)
+        for path in startup.strays(directory.files, directory.state, pending):
+            startup.remove_stray(directory.files, path)
+        for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
+            for partition in range(topic.partitions):
+                key = topic.key(partition)
+                remove_copies(root.controller, key, topic.directory, [directory.id])
+
+
+def try_bring_back(root: ReplicatedRoot, failures: Failures | None = None) -> list[int]:
+    """Bring back the directories that work again; return their ids.
+
+    ``failures`` notes those that are there, and cannot be used.
+    """
+    returned, failures = [], failures or Failures(_logger)
+    for each, info in root.controller.current().image.directories.items():
+        work = f"Return of directory {info.path}"
+        if info.online or not is_directory(info.path):
+            continue
+        try:
+            if bring_back(root, each):
+                returned.append(each)
+            failures.end(work)
+        except (EmbedlogError, OSError) as error:
+            failures.note(work, error)
+            if isinstance(error, (NotALogError, ReplicasDivergedError)):
+                with suppress(EmbedlogError):
+                    _note_reason(root, each, describe(error))
+    return returned
+
+
+def _note_reason(root: ReplicatedRoot, directory_id: int, reason: str) -> None:
+    """Note why a directory stays offline until a person decides."""
+
+    def step(txn: kv.Txn, image: MetadataImage) -> bool:
+        info = image.directories.get(directory_id)
+        if info is None or info.online or info.reason == reason:
+            return False
+        DIRECTORIES.put(txn, directory_id, value=info._replace(reason=reason))
+        return True
+
+    root.controller.change(step)

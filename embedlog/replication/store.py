@@ -22,8 +22,7 @@ from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
-from embedlog.replication.history import Epoch, put_epoch
-from embedlog.replication.metadata import METADATA_VERSION
+from embedlog.replication.metadata import METADATA_VERSION, Epoch, note_epoch
 
 if TYPE_CHECKING:
     from embedlog.replication.controller import Controller
@@ -196,6 +195,17 @@ class ReplicatedStore:
             raise error
         return result
 
+    def make_even(self) -> None:
+        """Have all directories the same writes, as each epoch must begin.
+
+        A write may have failed in the directory that is read since then, and be in another one.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories can be written.
+        """
+        if self._even_epoch != self._controller.epoch:
+            self.write(lambda _: None)
+
     def _online(self, without: Mapping[int, Exception]) -> tuple[LogDirectory, ...]:
         """Return the directories that a write must change.
 
@@ -204,9 +214,9 @@ class ReplicatedStore:
         """
         controller = self._controller
         if controller.moved():
-            controller.refresh()
-        if controller.unopened and not controller.unopened.keys() <= without.keys():
-            controller.refresh()
+            controller.refresh(without)
+        if not controller.unopened.keys() <= without.keys():
+            controller.refresh(without)
         online = controller.online
         if without:
             online = tuple(each for each in online if each.id not in without)
@@ -333,7 +343,7 @@ class ReplicatedStore:
             if LIVE_EPOCHS.exists(txn, image.epoch):
                 self._begun_epoch = image.epoch
             else:
-                put_epoch(LIVE_EPOCHS, txn, Epoch(image.epoch, image.epoch_id, number))
+                note_epoch(LIVE_EPOCHS, txn, Epoch(image.epoch, image.epoch_id, number))
         LIVE_VERSION.put(txn, value=number)
 
     def _make_even(self, directories: Sequence[LogDirectory]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 from embedlog import batch as batches
@@ -19,8 +20,8 @@ from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.lazy import pa
 from embedlog.partition import recovery, roll
-from embedlog.partition import tail as tails
 from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.tail import peek_tail
 from embedlog.publish import staging
 from embedlog.root import startup, topic_deletion, verify
 from embedlog.root.root import Root
@@ -77,9 +78,8 @@ def repair_root(
 
 
 def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
-    log.acquire()
-    try:
-        messages = _drop_unflushed(log, dry_run)
+    messages = _drop_unflushed(log, dry_run)
+    with log.locked():
         log.refresh()
         for segment in list(log.segments.values()):
             if _is_damaged(log, segment):
@@ -96,30 +96,27 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
             recovery.discard_tail(log)
             recovery.rebuild(log)
         return messages
-    finally:
-        log.release()
 
 
 def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
     """After a failed flush: drop the page cache, so that recovery scans what the disk has."""
-    try:
-        tail = recovery.tail_locked(log)
-    except CorruptionError:
-        return []
-    if not tail.failed:
-        return []
-    message = f"{log.topic}-{log.partition}: offsets from {tail.durable_offset} on were not flushed"
-    if not dry_run:
-        for segment in log.segments.values():
-            if segment.next_offset is None or segment.next_offset > tail.durable_offset:
-                # The roll that named it may have died before it created it.
-                with startup.ignore_missing():
-                    log.open_segment(segment, write=True).drop_cache()
-        recovery.discard_tail(log)
-        after = recovery.rebuild(log)
-        roll.roll(log, after)
-        message += f"; {plural(tail.log_end_offset - after.log_end_offset, 'record')} lost"
-    return [message]
+    with suppress(CorruptionError), log.owned() as tail:
+        if not tail.failed:
+            return []
+        offset = tail.durable_offset
+        message = f"{log.topic}-{log.partition}: offsets from {offset} on were not flushed"
+        if not dry_run:
+            for segment in log.segments.values():
+                if segment.next_offset is None or segment.next_offset > offset:
+                    # The roll that named it may have died before it created it.
+                    with startup.ignore_missing():
+                        log.open_segment(segment, write=True).drop_cache()
+            recovery.discard_tail(log)
+            after = recovery.rebuild(log)
+            roll.roll(log, after)
+            message += f"; {plural(tail.log_end_offset - after.log_end_offset, 'record')} lost"
+        return [message]
+    return []
 
 
 def _is_damaged(log: PartitionLog, segment: SegmentInfo) -> bool:
@@ -179,7 +176,7 @@ def _salvage_as(
         position = 0
     if end is None:
         # Above the end of the log no record was published.
-        tail = tails.TAILS.get(log.context.live, log.key)
+        tail = peek_tail(log.context.live, log.key)
         end = None if tail is None else tail.log_end_offset
     # An end mark elsewhere is damage: good batches may follow it.
     while position < len(data) and buffer[position:] != END_MARK:

@@ -13,7 +13,7 @@ import tomllib
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,9 @@ _OPTIONS = (
     *("mode", "durability", "visibility", "clock", "lock_timeout"),
     *("auto_create", "unsafe_filesystem", "files", "allow_pickle", "must_exist"),
 )
+_NEW_FILE = ".embedlog.new"
+"""Locked while the format file is written; hidden, so that the directory counts as empty."""
+_NEW_SECONDS = 10.0
 _FEW_PARTITIONS = 4
 """For so many, tails in memory are faster than a transaction."""
 _logger = logging.getLogger("embedlog.root")
@@ -132,6 +135,22 @@ class Root:
     def options(self) -> dict[str, Any]:
         """Return the options that it was opened with."""
         return {name: getattr(self, name) for name in _OPTIONS}
+
+    def reopen(self, kind: type[Root], *arguments: Any, **options: Any) -> None:
+        """Open the log again after `close`, in the same object, which may become of another kind.
+
+        Views of topics and groups then continue to work.  If it fails, the log stays closed.
+        """
+        options, generation = {**self.options(), **options}, self.generation
+        self.__class__ = kind
+        initialize: Callable[..., None] = kind.__init__
+        try:
+            initialize(self, *arguments, **options)
+        except BaseException:
+            self.closed = True
+            raise
+        finally:
+            self.generation = generation + 1
 
     @property
     def context(self) -> Context:
@@ -433,32 +452,19 @@ class Root:
     def _join(self, files: Files) -> Context:
         """Join the attached processes; runs the startup first if there are none."""
         self._check_format(files)
+        attachment = self._attachment = startup.Attachment(files)
         if not files.writable:
-            if files.exists("locks/attached"):
-                try:
-                    self._attached = files.open("locks/attached")
-                except StorageError:
-                    pass
-                else:
-                    # So that no startup runs meanwhile.
-                    files.lock(self._attached, self.lock_timeout, shared=True)
+            with suppress(StorageError):
+                attachment.share(self.lock_timeout)
             return self._open_context(files)
         for directory in ("locks", "topics"):
             files.make_directory(directory)
-        root_lock = files.open("locks/root", write=True, create=True)
-        files.lock(root_lock, self.lock_timeout)
-        try:
+        with attachment.alone(self.lock_timeout):
             # Again: a log may have made it one of its directories meanwhile.
             self._check_format(files)
-            self._attached = files.open("locks/attached", write=True, create=True)
-            if files.try_lock(self._attached):
-                kv.close_unused()
-                self.startup_report = startup.prepare(files)
-            files.lock(self._attached, self.lock_timeout, shared=True)
+            report = attachment.attach(self.lock_timeout, startup.prepare)
+            self.startup_report = report or []
             return self._open_context(files)
-        finally:
-            files.unlock(root_lock)
-            files.close(root_lock)
 
     def _open_context(self, files: Files) -> Context:
         timeout = self.lock_timeout
@@ -538,17 +544,15 @@ class Root:
         if not files.is_in_place():
             self._warn_of_move()
             return
-        root_lock = files.open("locks/root", write=True, create=True)
-        files.lock(root_lock, self.lock_timeout)
-        files.unlock(self._attached)
-        if files.try_lock(self._attached):
-            # If the disk is too full for the mark, the next open checks everything.
-            with suppress(DiskFullError):
-                startup.remove_uncommitted_files(files, context.state)
-                assert isinstance(context.state, kv.LmdbStore)
-                startup.copy_state(files, context.state)
-                context.state.close()
-                startup.mark_clean(files)
+        with self._attachment.alone(self.lock_timeout), closing(self._attachment):
+            if self._attachment.is_last():
+                # If the disk is too full for the mark, the next open checks everything.
+                with suppress(DiskFullError):
+                    startup.remove_uncommitted_files(files, context.state)
+                    assert isinstance(context.state, kv.LmdbStore)
+                    startup.copy_state(files, context.state)
+                    context.state.close()
+                    startup.mark_clean(files)
 
     def _warn_of_move(self) -> None:
         _logger.warning(
@@ -596,19 +600,15 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
         foreign = [name for name in names if not name.startswith(("embedlog.toml", "."))]
         if must_exist:
             raise _no_log(files.root)
-        if foreign or not files.writable:
+        # Looked for again: another process may have written it and made directories since.
+        if (foreign or not files.writable) and not files.exists(FORMAT_FILE):
             raise NotALogError(
                 "The directory holds other files" if foreign else "There is no log here",
                 path=files.root,
                 todo="Name a new or empty directory.",
             )
-        text = (
-            f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
-            f"format = {FORMAT_VERSION}\n"
-            f'id = "{uuid.uuid4()}"\n'
-        )
-        files.write_file(FORMAT_FILE, text.encode())
-        return
+        if files.writable:
+            _write_format(files)
     try:
         fields = tomllib.loads(files.read_file(FORMAT_FILE).decode())
         format_version = fields["format"]
@@ -633,6 +633,21 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
     listed = isinstance(fields.get("replicas"), list) and not files.writable
     if "replicas" in fields and not replicated and not listed:
         raise HasReplicasError("The log has several directories", path=files.root)
+
+
+def _write_format(files: Files) -> None:
+    """Write the format file, unless another process is faster: what that adds to it must stay."""
+    text = (
+        f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
+        f"format = {FORMAT_VERSION}\n"
+        f'id = "{uuid.uuid4()}"\n'
+    )
+    with files.opened(_NEW_FILE, write=True, create=True) as lock:
+        files.lock(lock, _NEW_SECONDS)
+        if not files.exists(FORMAT_FILE):
+            files.write_file(FORMAT_FILE, text.encode())
+        # Whoever waits for its lock finds the other file.
+        files.unlink(_NEW_FILE, missing_ok=True)
 
 
 def _no_log(path: str) -> NotALogError:

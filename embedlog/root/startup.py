@@ -6,10 +6,11 @@ Runs while no other process is attached, so it may replace a database.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
 from operator import itemgetter
+from typing import TypeVar
 
 from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
@@ -21,6 +22,7 @@ from embedlog.partition import journal, roll
 from embedlog.schemas.segment_schema import schema_of_segment
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
+T = TypeVar("T")
 BOOT_FILE = "live/boot"
 LOST_PRODUCERS = 1 << 32
 """More ids of producers than can have been assigned since a copy of `state` was made."""
@@ -30,6 +32,58 @@ CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
 """A clean close checks databases up to this many bytes, which takes 40 ms at most."""
+
+
+class Attachment:
+    """The locks of a process that has a directory open; its files have the descriptors.
+
+    The first process to attach checks the databases, and the last one marks its close as clean.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._fd: int | None = None
+        """Of the lock that each process holds as long as it has the directory open."""
+
+    @contextmanager
+    def alone(self, timeout: float) -> Iterator[None]:
+        """Keep others from attaching, from marking a close, and from making it a directory."""
+        with self._files.opened("locks/root", write=True, create=True) as lock:
+            self._files.lock(lock, timeout)
+            yield
+
+    def attach(self, timeout: float, check: Callable[[Files], T]) -> T | None:
+        """Attach, while `alone`; the first process runs ``check``, and gets what that returns."""
+        files, found = self._files, None
+        self._fd = files.open("locks/attached", write=True, create=True)
+        if files.try_lock(self._fd):
+            kv.close_unused()
+            found = check(files)
+        self.share(timeout)
+        return found
+
+    def share(self, timeout: float) -> None:
+        """Attach to a directory that was checked, or to read only: no check may run meanwhile."""
+        files, write = self._files, self._files.writable
+        if self._fd is None:
+            if not (write or files.exists("locks/attached")):
+                return
+            self._fd = files.open("locks/attached", write=write, create=write)
+        files.lock(self._fd, timeout, shared=True)
+
+    def is_last(self) -> bool:
+        """Give the lock up, and return whether no other process holds it; while `alone`."""
+        if self._fd is None:
+            return False
+        self._files.unlock(self._fd)
+        return self._files.try_lock(self._fd)
+
+    def close(self) -> None:
+        """Detach; the last process while it is still `alone`, so that the next one is the first."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(EmbedlogError):
+                self._files.close(fd)
 
 
 def prepare(files: Files) -> list[str]:
@@ -58,14 +112,28 @@ def check_databases(files: Files) -> tuple[list[str], bool]:
     rebooted = not live_is_valid(files)
     done = _check_state(files, clean)
     if done or rebooted or not _live_is_whole(files, clean):
-        kv.discard(files, "live")
-        kv.create(files, "live", durable=False, rows={})
-        # Last: a `live` without it counts as one of another boot.
-        files.write_file(BOOT_FILE, _boot(files))
+        _begin_live_again(files)
         if not new:
             done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
     return done, not new and bool(clean is None or rebooted or done)
+
+
+def _begin_live_again(files: Files) -> None:
+    kv.discard(files, "live")
+    kv.create(files, "live", durable=False, rows={})
+    # Last: a `live` without it counts as one of another boot.
+    files.write_file(BOOT_FILE, _boot(files))
+
+
+def begin_databases_again(files: Files) -> None:
+    """Replace both databases by empty ones, in a directory of which others have all rows.
+
+    Killed in between, `state` is damaged or missing, and the next attempt begins again.
+    """
+    _begin_live_again(files)
+    kv.discard(files, "state")
+    kv.create(files, "state", durable=True, rows={})
 
 
 def has_state(files: Files) -> bool:

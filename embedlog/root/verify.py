@@ -23,7 +23,6 @@ from embedlog.index import IndexEntry
 from embedlog.partition import journal, lookup, pending_deletes
 from embedlog.partition import tail as tails
 from embedlog.partition.partition_log import PartitionLog
-from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail
 from embedlog.root import startup
@@ -303,14 +302,10 @@ def rebuild_index(root: Root, topic: str | None = None) -> int:
     count = 0
     topics = root.topics().values() if topic is None else [root.topic(topic)]
     for log in root.partition_logs(topics):
-        log.acquire()
-        try:
-            tail = tail_locked(log)
+        with log.owned() as tail:
             for segment in filter(tail.has_made, log.segments.values()):
                 stop = segment.end_position or tail.log_end_position
                 count += rebuild_segment(log, segment, stop)
-        finally:
-            log.release()
     return count
 
 

@@ -79,7 +79,7 @@ class LogSource:
             return True
         seconds = self.options.read_lease_ms / 1000
         try:
-            self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
+            self._lease = self.log.housekeeping.hold(f"spark-{name}", offsets, seconds=seconds)
         except (errors.OffsetOutOfRangeError, errors.UnknownTopicOrPartitionError):
             return False
         return True

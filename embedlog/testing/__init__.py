@@ -33,7 +33,7 @@ def open_log(
     clock: ManualClock | None = None,
     faults: DiskFaults | None = None,
 ) -> Log:
-    """Open a log for tests, without background jobs: `Log.maintain` runs them when called.
+    """Open a log for tests, without background jobs: `Housekeeping.run` runs them when called.
 
     Args:
         path: The directory; it is created if necessary.

@@ -54,10 +54,10 @@ def test_a_record_is_kept_if_any_copy_has_it(tmp_path, kind, first):
         if first == "read":
             with nullcontext() if kept == SENT else pytest.raises(CorruptionError):
                 assert read(log) == SENT
-        log.repair(dry_run=False)
+        log.housekeeping.repair(dry_run=False)
         keep_house(log)
         assert read(log) == kept
-        assert log.verify() == log.verify(replicas=True) == []
+        assert log.housekeeping.verify() == log.housekeeping.verify(replicas=True) == []
 
 
 @pytest.mark.parametrize("kind", SPREAD)

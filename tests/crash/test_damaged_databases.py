@@ -314,7 +314,7 @@ def use_and_damage(directory: Path, path: str, kind: str, part: int, acked: Path
             partial(send, topic, b"after"),
             lambda topic=topic: list(log.topic(topic)),
             lambda topic=topic: log.create_topic(f"new-{topic}"),
-            log.verify,
+            log.housekeeping.verify,
         ):
             with suppress(EmbedlogError):
                 use()
@@ -341,7 +341,7 @@ def check_running(case: tuple[str, str, int], *, directory: Path) -> str:
 
     def look() -> None:
         with embedlog.open(root, maintenance=False) as log:
-            assert log.verify() == []
+            assert log.housekeeping.verify() == []
             values = {topic: [record.value for record in log.topic(topic)] for topic in "abc"}
             log.producer().send("a", b"more").result()
         for line in acked.read_bytes().splitlines():

@@ -26,7 +26,7 @@ def cases(count: int, step: int) -> list[FullDiskCase]:
         FullDiskCase(number * step, KINDS[number % 4], number // 4 % 4 != 3)
         for number in range(count)
     ]
-    return sample(every, 10)
+    return sample(every, 6)
 
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
@@ -40,24 +40,23 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
-@pytest.mark.parametrize("reported", [0, 1 << 40])
-def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
-    """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
+@pytest.mark.parametrize("reported", [None, 0, 1 << 40])
+def test_a_model_of_a_full_disk_is_freed_whatever_is_reported_as_free(
+    directory: Path, reported: int | None
+) -> None:
+    """P10: to the byte, wherever nothing may be mounted; also where the free space is wrong.
+
+    A count leaves out what ext4 reserves for root, and knows of no quota.
+    """
     reporting = [case._replace(reported=reported) for case in cases(24, 3)]
     freed = forks.spread(reporting, check_full_disk_case, directory=directory, disk=None)
-    tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
-
-
-def test_a_model_of_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
-    """P10: the same, wherever nothing may be mounted; to the byte."""
-    freed = forks.spread(cases(24, 3), check_full_disk_case, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
 def _refill(root: Path) -> int:
     """Append for a while to a disk that gets full, while housekeeping runs in the background."""
     log = embedlog.open(root, maintenance={"log.retention.check.interval.ms": 1000})
-    log.maintain()
+    log.housekeeping.run()
     part, count, full_for = log.partition("t", 0), 0, 0
     until = time.monotonic() + patient(60)
     while full_for < 3 or count < full_for * 20:
@@ -70,7 +69,7 @@ def _refill(root: Path) -> int:
             forks.until(lambda: _is_room(part), 30)
         else:
             count += 1
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
     return count
 
@@ -140,7 +139,7 @@ def _fill_and_compact(path: Path) -> int:
     log = embedlog.open(path / "root", maintenance=False)
     config = {"cleanup.policy": "compact", "segment.bytes": 300_000, "max.message.bytes": 60_000}
     log.create_topic("c", config=config)
-    log.maintain()
+    log.housekeeping.run()
     part, count, full_for = log.partition("c", 0), 0, 0
     while full_for < 3:
         encoded = batch.encode_lists([b"%d" % count + b"." * 5000], [b"%d" % (count % 50)], count)
@@ -150,13 +149,13 @@ def _fill_and_compact(path: Path) -> int:
             full_for += 1
             status = os.statvfs(path)
             assert status.f_bavail == 0 < status.f_bfree
-            log.maintain()
+            log.housekeeping.run()
             forks.until(lambda: _is_room(part), 30)
         else:
             count += 1
     newest = {int(key): int(value.rstrip(b".")) for key, value in log.topic("c").items()}
     assert newest == {number % 50: number for number in range(count - 50, count)}
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
     log.close()
     return count
 

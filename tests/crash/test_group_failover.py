@@ -104,7 +104,7 @@ def _judge(root: Path, notes: Path) -> None:
         for number, records in enumerate(offsets):
             assert done[number] <= records[0] <= begun[number], f"{records} after {begun}"
             assert records == list(range(records[0], 6))
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 # Stopped with a lock
@@ -145,7 +145,7 @@ def _meet(root: Path, child: forks.Child) -> bool:
 def _take_all(root: Path) -> None:
     with embedlog.open(root) as log:
         poll_until_assigned([log.consumer("t", group_id=GROUP, **BY_HAND)], partitions("t", 3))
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.mark.parametrize(

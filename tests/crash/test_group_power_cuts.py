@@ -15,6 +15,7 @@ from support.group_consumers import RecordingListener, drained
 from support.power_cut import Recording, materialised
 from support.power_cut_workload import check_states
 from support.roots import abandon, encoded, open_root
+from support.tiers import choose
 from support.workload import Recorder
 
 from embedlog.config import TopicConfig
@@ -128,15 +129,23 @@ def _committed(root: Any) -> int:
         consumer.close()
 
 
+EACH = choose(test=50, all=150)
+"""States of each life of a group."""
+
+
 @pytest.mark.parametrize(
-    "states", [300, pytest.param(6_000, marks=pytest.mark.tier("nightly"))], ids="states={}".format
+    "states",
+    [2 * EACH, pytest.param(6_000, marks=pytest.mark.tier("nightly"))],
+    ids="states={}".format,
 )
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 def test_commits_survive_a_power_cut(durability, states, record_property):
     """P4: with fsync, each that returned; P5: with os, those of the last checkpoint, and never
     one past the end of the log; and the group reads on from there."""
-    lives = [(seed, subscribed) for seed in range(states // 300) for subscribed in (True, False)]
-    cases = [CommitCut(durability, subscribed, 150, seed=seed) for seed, subscribed in lives]
+    lives = [
+        (seed, subscribed) for seed in range(states // (2 * EACH)) for subscribed in (True, False)
+    ]
+    cases = [CommitCut(durability, subscribed, EACH, seed=seed) for seed, subscribed in lives]
     outcome = share_out(cut_commits, cases)
     record_property("states", str(outcome))
 

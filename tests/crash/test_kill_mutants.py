@@ -16,8 +16,8 @@ from support.program_faults import Scenario, Templates
 from support.tiers import runs
 
 from embedlog.errors import StorageError
-from embedlog.partition import PartitionLog, append, append_at
-from embedlog.partition.state import PartitionState
+from embedlog.partition import PartitionLog
+from embedlog.partition.tail import Tail
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -63,16 +63,16 @@ def by_forks(templates: Templates) -> Iterator[Callable[[], Any]]:
 
 def leave_an_unpublished_tail() -> None:
     """A writer does not cut what a killed one left behind the published end."""
-    real = append.end_locked
+    real = PartitionLog.file_at
 
-    def end_locked(log: PartitionState) -> Any:
+    def file_at(self: PartitionLog, tail: Tail) -> SegmentFile:
         cut, SegmentFile.truncate = SegmentFile.truncate, lambda self, size: None
         try:
-            return real(log)
+            return real(self, tail)
         finally:
             SegmentFile.truncate = cut  # type: ignore[method-assign]
 
-    append.end_locked = append_at.end_locked = end_locked
+    PartitionLog.file_at = file_at  # type: ignore[method-assign]
 
 
 def publish_before_the_write() -> None:
@@ -123,25 +123,25 @@ def advance_over_a_failed_write() -> None:
 def try_a_failed_flush_again() -> None:
     """The second fsync reports success, while the data is gone."""
 
-    def sync(self: PartitionState, file: SegmentFile) -> None:
+    def sync(self: PartitionLog, file: SegmentFile) -> None:
         try:
             file.sync()
         except StorageError:
             file.sync()
 
-    PartitionState.sync = sync  # type: ignore[method-assign]
+    PartitionLog.sync = sync  # type: ignore[method-assign]
 
 
 def ignore_a_failed_flush() -> None:
     """An acknowledgement although the flush failed."""
 
-    def sync(self: PartitionState, file: SegmentFile) -> None:
+    def sync(self: PartitionLog, file: SegmentFile) -> None:
         try:
             file.sync()
         except StorageError:
             pass
 
-    PartitionState.sync = sync  # type: ignore[method-assign]
+    PartitionLog.sync = sync  # type: ignore[method-assign]
 
 
 def use_the_lock_of_the_parent() -> None:

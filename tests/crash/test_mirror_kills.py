@@ -72,9 +72,9 @@ def fill_source(path: Path) -> None:
         producer.send("typed", {"n": 2, "s": "x"}).result()
         log.create_topic("avro", value="avro", config=settings)
         for kind in ("int", "long"):
-            log.schemas.register("avro-value", kind)
+            log.schema_registry.register("avro-value", kind)
             producer.send("avro", 5).result()
-    log.group("g").reset_offsets(5, topics="plain", dry_run=False)
+    log.groups["g"].reset_offsets(5, topics="plain", dry_run=False)
     log.close()
 
 
@@ -179,7 +179,7 @@ class MirrorFaults(RootFaults):
             assert config == theirs["overrides"] | {"mirror.source": None}
         assert Log(root).audit("plain").differences == []
         partition = TopicPartition("plain", 0)
-        positions = Log(root).group("g").describe().partitions
+        positions = Log(root).groups["g"].describe().partitions
         assert [p.current_offset for p in positions if p[:2] == partition] == [5]
         assert healthy(root)
         source.close()
@@ -301,7 +301,7 @@ def run_chaos(path: Path, seconds: float, seed: int, *, merge: bool = False) -> 
         embedlog.open(path / "a", maintenance=False) as a,
         embedlog.open(path / "b", maintenance=False) as b,
     ):
-        a.group("g").reset_offsets("latest", topics="t", dry_run=False)
+        a.groups["g"].reset_offsets("latest", topics="t", dry_run=False)
         embedlog.mirror(a, b, merge=merge, groups=None if merge else ".*", progress=False)
         _check_equal(a, b, merge)
         done["records"] = len(a["t"])
@@ -319,7 +319,7 @@ def _check_equal(a: Log, b: Log, merge: bool) -> None:
     else:
         assert [record[1:7] for record in b["t"]] == theirs
         ends = {TopicPartition("t", part.partition): part.stop for part in b["t"].ranges()}
-        positions = b.group("g").describe().partitions
+        positions = b.groups["g"].describe().partitions
         committed = {
             TopicPartition(part.topic, part.partition): part.current_offset for part in positions
         }

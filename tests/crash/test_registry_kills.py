@@ -25,11 +25,11 @@ def schema_of(number: int) -> dict[str, object]:
 def register(root: Path, journal: Path, first: int) -> None:
     """Register schemas under two subjects until the process is killed; note each id."""
     log = embedlog.open(root, maintenance=False)
-    log.schemas.set_compatibility("NONE")
+    log.schema_registry.set_compatibility("NONE")
     with journal.open("ab", buffering=0) as file:
         for number in range(first, first + 100_000):
             for subject in ("a", "b"):
-                schema_id = log.schemas.register(subject, schema_of(number))
+                schema_id = log.schema_registry.register(subject, schema_of(number))
                 file.write(b"%d %d %b\n" % (number, schema_id, subject.encode()))
 
 
@@ -51,15 +51,15 @@ def test_a_kill_while_schemas_are_registered_loses_none_and_assigns_no_id_twice(
             acknowledged: dict[int, int] = {}
             for line in journal.read_bytes().splitlines():
                 number, schema_id, subject = line.split()
-                entry = log.schemas.lookup(subject.decode(), schema_of(int(number)))
+                entry = log.schema_registry.lookup(subject.decode(), schema_of(int(number)))
                 assert entry.id == int(schema_id)
                 assert acknowledged.setdefault(int(number), int(schema_id)) == int(schema_id)
             assert len({*acknowledged.values()}) == len(acknowledged)
-            for subject in log.schemas.subjects():
-                numbers = log.schemas.versions(subject)
+            for subject in log.schema_registry.subjects():
+                numbers = log.schema_registry.versions(subject)
                 assert numbers == list(range(1, len(numbers) + 1))
                 # At most one more than was acknowledged: the one in flight.
                 assert len(numbers) <= len(acknowledged) + kill + 1
                 for number in numbers:
-                    log.schemas.version(subject, number)
-            assert log.verify() == []
+                    log.schema_registry.version(subject, number)
+            assert log.housekeeping.verify() == []

@@ -18,7 +18,8 @@ from support.replicas import notice
 from support.tiers import choose
 
 import embedlog
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up
+from embedlog.replication import root as replicated_root
 from embedlog.replication.files import ReplicatedFiles
 
 
@@ -72,7 +73,7 @@ def _sync_leader(files: ReplicatedFiles, fd: int, *_: Any, **__: Any) -> None:
 
 BUGS = {
     "a copy joins the ISR before it is flushed": Change(
-        "embedlog.replication.segment_copies:SegmentCopy.close", {"files.sync(fd)": "..."}
+        "embedlog.replication.mend:SegmentCopy.close", {"files.sync(fd)": "..."}
     ),
     "the recovery point moves past what followers have flushed": Behaviour(
         "embedlog.replication.files:ReplicatedFiles.sync", _sync_leader
@@ -118,11 +119,11 @@ def test_an_empty_mount_point_is_no_new_disk(scratch: Path) -> None:
             log.producer().send("t", b"x").result()
             unmount()
             notice(log)
-            assert recovery.try_bring_back(log.root) == []
+            assert replicated_root.try_bring_back(log.root) == []
             assert list(mounted.iterdir()) == []
             mount()
-            assert recovery.try_bring_back(log.root) == [2]
+            assert replicated_root.try_bring_back(log.root) == [2]
             catch_up.replicate(log.root)
-            assert log.verify() == log.verify(replicas=True) == []
+            assert log.housekeeping.verify() == log.housekeeping.verify(replicas=True) == []
     finally:
         unmount()

@@ -56,7 +56,7 @@ BUGS = {
         ("remove a directory", "elect"),
         Change(
             f"{REPLICATION}.reassign:begin",
-            {"_check_directories(image, replicas[key])  #": "pass  #"},
+            {"image.check_directories(replicas[key])  #": "pass  #"},
         ),
     ),
 }

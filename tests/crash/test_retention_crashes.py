@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from support.clock import START
-from support.faulty_files import FALLIBLE
-from support.faulty_roots import Acknowledge, Case, FastUptimeFiles, RootFaults
+from support.faulty_roots import COMPANY, Acknowledge, Case, FastUptimeFiles, RootFaults
 from support.roots import encoded, healthy, no_stray_files, rows
-from support.tiers import choose, sample
+from support.tiers import choose
 
 from embedlog import catalog
 from embedlog.config import TopicConfig
@@ -116,32 +114,22 @@ class RetentionFaults(RootFaults):
 FAULTS = RetentionFaults()
 
 
-@pytest.fixture(scope="module")
-def counted(directory: Path) -> dict[str, int]:
-    return FAULTS.count(directory)
-
-
-@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
-def test_a_round_that_is_killed_leaves_the_old_log_or_the_new_one(directory, counted, company):
+@COMPANY
+def test_a_round_that_is_killed_leaves_the_old_log_or_the_new_one(directory, company):
     """R5, P1: at every operation; the next round finishes it, and no file is left over."""
-    total = sum(counted.values())
-    cases = [Case(n, "after", company) for n in range(total)]
-    cases += [Case(n, "before", company, ("unlock",)) for n in range(counted["unlock"])]
-    assert FAULTS.check_kills(directory, sample(cases, 8)) >= choose(test=5, all=80)
+    assert FAULTS.kill_everywhere(directory, 8, company) >= choose(test=5, all=80)
 
 
-def test_a_round_that_fails_loses_nothing_and_is_made_up_for(directory, counted):
+def test_a_round_that_fails_loses_nothing_and_is_made_up_for(directory):
     """P8, P10: any operation, once or from then on; with the same handle all is done after."""
-    total = sum(counted.get(kind, 0) for kind in FALLIBLE)
-    cases = [Case(n, how) for n in range(total) for how in ("once", "forever")]
     # A disk that is full once, or for part of the work, raises no error.
-    assert FAULTS.check_faults(directory, sample(cases, 8)) >= choose(test=2, all=40)
+    assert FAULTS.fail_everywhere(directory, 8) >= choose(test=2, all=40)
 
 
 def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
     """R5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
     limit = choose(test=30, all=600)
-    assert FAULTS.check_power_cuts(FAULTS.record(directory), limit, directory) >= limit / 3
+    assert FAULTS.cut_everywhere(directory, limit) >= limit / 3
 
 
 # Planted bugs: what the checks above are worth
@@ -186,10 +174,11 @@ def not_finished(monkeypatch):
         pytest.param(not_finished, marks=pytest.mark.tier("all")),
     ],
 )
-def test_kills_find_what_was_planted(directory, counted, monkeypatch, bug):
+def test_kills_find_what_was_planted(directory, monkeypatch, bug):
     """A checker that never found anything proves nothing."""
+    total = sum(FAULTS.count(directory).values())
     bug(monkeypatch)
-    cases = [Case(n, "before", n % 2 == 1) for n in range(sum(counted.values()))]
+    cases = [Case(n, "before", n % 2 == 1) for n in range(total)]
     with pytest.raises(AssertionError):
         FAULTS.check_kills(directory, cases)
 

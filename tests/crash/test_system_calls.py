@@ -374,7 +374,7 @@ def check_opening(case: Opening, *, templates: Templates) -> tuple[int, int]:
                 check_error(error, number)
                 raised += 1
             with embedlog.open(root, maintenance=False) as log:
-                assert log.verify() == []
+                assert log.housekeeping.verify() == []
                 assert sum(len(log.topic(name)) for name in log.topics()) > 0
             n += case.step
 
@@ -464,10 +464,10 @@ def _go_on(root: Path, log: Any, producer: Any, values: list[bytes]) -> None:
         values += [b"3", b"4"]
     except DurabilityError:
         assert log.partition("a", 0).tail().failed
-        log.repair(dry_run=False)
+        log.housekeeping.repair(dry_run=False)
     log.close()
     with embedlog.open(root, maintenance=False) as log:
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         read = [record.value for record in log.topic("a")]
         assert [value for value in read if value in values] == values, "lost or twice"
 

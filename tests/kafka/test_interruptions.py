@@ -66,7 +66,7 @@ def test_a_mirror_from_kafka_that_is_killed_at_any_moment_goes_on(kafka, tmp_pat
 
     with embedlog.open(path, maintenance=False) as log:
         assert rows_of(log, topic) == kafka.rows(topic)
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_mirror_to_kafka_that_is_killed_at_any_moment_goes_on(kafka, tmp_path):

@@ -22,7 +22,7 @@ def log(tmp_path):
     """A log, verified when the test is done."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def mirror(kafka, log, topic=None, **options):

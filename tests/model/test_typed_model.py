@@ -409,7 +409,7 @@ class TypedTopicMachine:
         self.check_tables()
         if self.model.key:
             self.check_latest()
-        assert self.log.verify() == []
+        assert self.log.housekeeping.verify() == []
 
     def check_records(self) -> None:
         model = self.model

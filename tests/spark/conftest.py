@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic("t", partitions=2)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def sink_log(tmp_path: Path) -> Iterator[Log]:
         log.create_topic("t", partitions=3)
         log.create_topic("u")
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture

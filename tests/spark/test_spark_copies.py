@@ -36,7 +36,7 @@ FIRST = ("before partitions", "after partitions", "before publish", "within publ
 def log(tmp_path: Path) -> Iterator[Log]:
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def run_with_kills(

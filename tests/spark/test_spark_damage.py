@@ -233,7 +233,7 @@ def kinds_of_rows(log):
         keyed = TABLE.filter(pa.compute.is_valid(TABLE["text"]))
         producer.append_table("added", pa.concat_tables([keyed, keyed]), partition=0).result()
     part.roll()
-    log.compact("added", force=True)
+    log.housekeeping.compact("added", force=True)
     made.append("added")
     log.create_topic("stamped", 1, {"message.timestamp.type": "LogAppendTime"}, schema=TABLE.schema)
     with log.producer() as producer:

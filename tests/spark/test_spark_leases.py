@@ -36,14 +36,14 @@ def log(tmp_path, clock):
         for number in range(60):
             log.partition("t", 0).append([encoded(b"%d" % number, at=START)])
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture
 def expire_records(log, clock):
     def expire_records():
         clock.now += 3 * DAY
-        log.maintain()
+        log.housekeeping.run()
 
     return expire_records
 
@@ -72,7 +72,7 @@ def test_retention_waits_for_a_batch_that_was_planned(log, options, expire_recor
 
     assert start_of(log) == 0
     assert values_of(read_all(tasks)) == list(range(60))
-    (lease,) = log.leases()
+    (lease,) = log.housekeeping.leases()
     assert lease.name.startswith("spark-batch-")
     assert HOUR - 60_000 < lease.ms_left <= HOUR * 9 // 8
 
@@ -84,7 +84,10 @@ def test_batches_of_a_session_share_a_lease_on_the_records_of_all(log, options, 
     other = plan_from(options, 30, session="two")
     expire_records()
 
-    assert [lease.offsets for lease in log.leases()] == [{("t", 0): 10}, {("t", 0): 30}]
+    assert [lease.offsets for lease in log.housekeeping.leases()] == [
+        {("t", 0): 10},
+        {("t", 0): 30},
+    ]
     assert 0 < start_of(log) <= 10
     for start, planned in zip([*starts, 30], [*tasks, other], strict=True):
         assert values_of(read_all(planned)) == list(range(start, 60))
@@ -95,12 +98,12 @@ def test_a_lease_that_is_extended_keeps_what_it_kept(log, uptime):
     now, key = 1_000_000_000, TopicPartition("t", 0)
     for offset, until, kept in [(20, 50, 20), (30, 70, 20), (10, 60, 10), (40, 90, 10)]:
         extend(log.root, "shared", {key: offset}, now + until)
-        (lease,) = log.leases()
+        (lease,) = log.housekeeping.leases()
         assert lease.offsets[key] == kept
     assert lease.ms_left == 90
     uptime.ms = 90
     extend(log.root, "shared", {key: 30}, now + 200)
-    assert log.leases()[0].offsets[key] == 30
+    assert log.housekeeping.leases()[0].offsets[key] == 30
     for offset in (-1, 61):
         with pytest.raises(OffsetOutOfRangeError, match=r"The log holds offsets \[0, 60\)"):
             extend(log.root, "shared", {key: offset}, now + 300)
@@ -122,7 +125,7 @@ def test_the_lease_of_batches_lets_go_of_what_old_ones_read(log, options, expire
     for minute in range(0, 300, 5):
         uptime.ms = minute * 60_000
         plan_from(options, 30)
-        leases = log.leases()
+        leases = log.housekeeping.leases()
         assert len(leases) <= 9
         assert max(lease.ms_left for lease in leases) >= HOUR
         assert minute >= 60 or min(lease.offsets["t", 0] for lease in leases) == 5
@@ -150,9 +153,9 @@ def test_a_batch_of_a_topic_that_was_created_again_has_a_lease(log, options, clo
 def test_a_lease_of_batches_that_was_ended_is_taken_again(log, options, expire_records):
     """A program may end any lease by its name."""
     plan_from(options, 0)
-    (lease,) = log.leases()
-    log.hold(lease.name, {("t", 0): 0}, seconds=1).release()
-    assert log.leases() == []
+    (lease,) = log.housekeeping.leases()
+    log.housekeeping.hold(lease.name, {("t", 0): 0}, seconds=1).release()
+    assert log.housekeeping.leases() == []
     tasks = plan_from(options, 0)
     expire_records()
     assert values_of(read_all(tasks)) == list(range(60))
@@ -206,7 +209,7 @@ def test_retention_waits_for_a_stream_until_its_next_batch(log, options, expire_
 
     assert len(read_all(stream.plan_input_partitions(end, stream.latest_offset(end)))) == 30
     stream.close()
-    assert log.leases() == []
+    assert log.housekeeping.leases() == []
 
 
 def test_an_idle_stream_renews_its_lease_every_few_seconds(log, options):
@@ -267,7 +270,7 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         start = stream.initial_offset()
         stream.close()
         clock.now += DAY
-        log.maintain()
+        log.housekeeping.run()
         offsets = [record.offset for record in log.topic("t")]
         assert len(offsets) < 100
 
@@ -286,7 +289,7 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
             row["offset"] for row in read_all(stream.plan_input_partitions(start, end))
         ] == offsets
         stream.close()
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
@@ -302,10 +305,10 @@ def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
         parsed = SourceOptions.parse(options(startingOffsets="earliest"))
         reader.__dict__.update(options=parsed, fields=[], _schemas=None)
         reader.initialOffset()
-        lease_count = len(log.leases())
+        lease_count = len(log.housekeeping.leases())
         monkeypatch.setattr(LogSource, "release", release_with_signal)
         reader.stop()
         return lease_count
 
     assert in_child(stop_reader) == 1
-    assert log.leases() == []
+    assert log.housekeeping.leases() == []

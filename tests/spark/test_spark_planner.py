@@ -211,14 +211,14 @@ def test_the_end_of_stdin_ends_it(planner, log, options, send):
     send("t", {0: [1]})
     stream = planner.call("open_stream", options=options())["stream"]
     planner.call("initial_offset", stream=stream)
-    assert len(log.leases()) == 1
+    assert len(log.housekeeping.leases()) == 1
     request = planner.send("report_latest_offset", stream=stream)
     planner.write(b'{"id": 99, "method": "close_st')
     rest, code = planner.end()
 
     assert [answer["id"] for answer in rest] == [request]
     assert code == 0
-    assert log.leases() == []
+    assert log.housekeeping.leases() == []
     assert planner.errors() == ""
 
 
@@ -239,7 +239,7 @@ def test_a_terminated_planner_leaves_its_leases_to_the_next(planner, log, option
     planner.call("initial_offset", stream=planner.call("open_stream", options=options())["stream"])
     planner.process.terminate()
     assert planner.process.wait(patient(30)) == 1
-    assert len(log.leases()) == 1
+    assert len(log.housekeeping.leases()) == 1
     assert "without releasing leases" in planner.errors()
 
 
@@ -254,7 +254,7 @@ def test_a_planner_that_is_terminated_with_its_driver_releases_its_leases(
     # It serves until then, and the driver is ending the query.
     assert planner.call("initial_offset", stream=stream)["t"] == {"0": 1, "1": 0}
     assert planner.end() == ([], 0)
-    assert log.leases() == []
+    assert log.housekeeping.leases() == []
 
 
 def test_a_ping_is_answered_while_all_else_waits(planner, log, options, send):
@@ -285,9 +285,9 @@ def test_a_session_of_many_batches_has_one_lease_until_it_ends(planner, log, opt
     for _ in range(100):
         planner.call("plan_batch", options=options())
     # Two if its time has come.
-    assert 1 <= len(log.leases()) <= 2
+    assert 1 <= len(log.housekeeping.leases()) <= 2
     assert planner.end() == ([], 0)
-    assert log.leases() == []
+    assert log.housekeeping.leases() == []
 
 
 def test_a_driver_that_is_gone_ends_it(planner, options, send):

@@ -42,7 +42,7 @@ def fails(name: str, pattern: str) -> Iterator[None]:
 def log(tmp_path: Path) -> Iterator[Log]:
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_retention_waits_for_a_query_whose_planner_is_gone(
     def process(frame, number):
         if number < 2:
             kill_planner(signal_number)
-        log.maintain()
+        log.housekeeping.run()
         starts.append([log.partition("from", n).start_offset() for n in range(PARTITIONS)])
         frame.write.format("noop").mode("append").save()
 

@@ -84,7 +84,7 @@ def random_log(path, dice):
                     part.roll()
                 if dice.random() < 0.4 and any(info.sealed for info in part.segments.values()):
                     keep(part, {offset for offset in range(300) if dice.random() < 0.5})
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def random_filter(dice, keys):
@@ -171,7 +171,7 @@ def test_a_filter_selects_partitions_and_their_lease(log, options, send):
     )
 
     assert [key[:3] for key in keys_of(tasks)] == [("t", 1, offset) for offset in range(4, 10)]
-    (lease,) = log.leases()
+    (lease,) = log.housekeeping.leases()
     assert lease.offsets == {TopicPartition("t", 1): 4}
 
 
@@ -186,7 +186,7 @@ def test_listed_offsets_are_read_in_runs(log, options, send):
     (task,) = tasks
     bounds = [(part.from_offset, part.until_offset, part.rows) for part in task.slices]
     assert bounds == [(3, 6, 3), (70, 71, 1), (99, 100, 1)]
-    (lease,) = log.leases()
+    (lease,) = log.housekeeping.leases()
     assert lease.offsets == {TopicPartition("t", 0): 3}
 
     both = [("offset", "in", [5, 6, 7, 9]), ("offset", "in", [9, 6, 7, 8]), ("offset", "<", 9)]

@@ -96,7 +96,7 @@ def test_a_compacted_topic_is_counted_from_its_rows(load, log, send):
     for number in range(40):
         send("t", {0: [b"v" * 50]}, key=b"%d" % (number % 3))
     log.partition("t", 0).roll()
-    log.compact("t", force=True)
+    log.housekeeping.compact("t", force=True)
     with log.consumer("t", auto_offset_reset="earliest") as consumer:
         records = sum(1 for _ in consumer.iter_records(until="end"))
 

@@ -193,7 +193,7 @@ def random_log():
         def random_log(dice, **options):
             logs.append(embedlog.open(f"{directory}/{len(logs)}", maintenance=False))
             fill_topics(logs[-1], dice, **options)
-            assert logs[-1].verify() == []
+            assert logs[-1].housekeeping.verify() == []
             return logs[-1]
 
         yield random_log
@@ -583,7 +583,7 @@ def write_again(log):
 
 def delete_records(log):
     log.delete_records({TopicPartition("t", 0): 25})
-    log.maintain()
+    log.housekeeping.run()
 
 
 LOSSES = [delete, create_again, truncate, write_again, delete_records]
@@ -626,8 +626,8 @@ def test_retention_waits_for_a_query(load, log, options):
         log.partition("t", 0).append([encoded(b"%d" % number)])
     frame = load(options())
     assert frame.count() == 40
-    log.maintain()
-    log.maintain()
+    log.housekeeping.run()
+    log.housekeeping.run()
 
     assert sorted(int(row.value) for row in frame.select("value").collect()) == list(range(40))
 
@@ -643,7 +643,7 @@ def test_a_log_that_was_repaired_is_read(load, log, options):
     path.write_bytes(data)
     with pytest.raises(Exception, match="the CRC of column value is wrong"):
         load(options()).collect()
-    log.repair(dry_run=False)
+    log.housekeeping.repair(dry_run=False)
 
     rows = load(options()).select("offset", "value").collect()
 

@@ -119,7 +119,7 @@ def test_a_task_goes_on_in_another_copy_of_what_is_damaged(log, directories, rea
         if damage == "a deleted partition":
             break
     assert sorted(read(tasks)) == expected
-    log.repair(dry_run=False)
+    log.housekeeping.repair(dry_run=False)
 
 
 @pytest.mark.parametrize("damage", ["a bit in a head", "a bit in a column"])
@@ -132,7 +132,7 @@ def test_a_task_reads_each_batch_where_it_is_whole(log, directories, read, damag
         for place in [*batches_of(file)][disk:20:2]:
             DAMAGES[damage](file, place)
     assert sorted(read(tasks)) == expected
-    log.repair(dry_run=False)
+    log.housekeeping.repair(dry_run=False)
 
 
 def test_a_task_goes_on_where_a_read_failed(log, directories, monkeypatch):

@@ -133,7 +133,7 @@ def test_another_user_stages_for_the_host_to_publish(
     log: Log, mount: Path, topic: str, groups: tuple[int, ...]
 ) -> None:
     """In a log that is shared with its group; others have no permission, and nothing is staged."""
-    log.share(GROUP)
+    log.housekeeping.share(GROUP)
     rows = {"value": [b"x"] * 10} if topic == "t" else {"number": range(10), "text": ["é"] * 10}
     batch = pa.RecordBatch.from_pydict(rows)
     options = SinkOptions.parse({"path": log.path, "topic": topic})
@@ -154,7 +154,7 @@ def test_another_user_stages_for_the_host_to_publish(
         return
     assert batch_write.publish(options, [forks.call(stage)], None).records == 10
     assert len(log[topic]) == before + 10
-    assert log.verify() == []
+    assert log.housekeeping.verify() == []
 
 
 def spark_fields() -> list[dict[str, Any]]:
@@ -255,7 +255,7 @@ def test_a_cluster_uses_a_log_over_a_shared_disk(program: Path) -> None:
         log = logs.enter_context(embedlog.open(disk / "log", maintenance=False))
         for language in ("jvm", "python"):
             create_topics(log, language)
-        log.share(GROUP)
+        log.housekeeping.share(GROUP)
         with cluster(program, disk, directory) as master:
             for language in ("jvm", "python"):
                 (directory / language).mkdir()

@@ -314,11 +314,11 @@ def test_a_stopped_query_holds_no_lease(load, send, log):
     send("t", {0: range(10)})
     stream = load(stream=True, startingOffsets="earliest")
     query = start_query(stream.writeStream.format("noop").start)
-    (lease,) = log.leases()
+    (lease,) = log.housekeeping.leases()
     query.stop()
 
     assert lease.name.startswith("spark-")
-    until(lambda: log.leases() == [])
+    until(lambda: log.housekeeping.leases() == [])
 
 
 def test_a_failed_batch_is_repeated_with_the_same_rows(load, send, tmp_path):

@@ -478,7 +478,7 @@ def test_progress_can_be_committed_to_a_group(log, query, send):
     running.stream.commit(json.loads(running.committed))
     send("t", {0: [6, 7]})
 
-    assert log.group("spark").lag() == {TopicPartition("t", 0): 2, TopicPartition("t", 1): 0}
+    assert log.groups["spark"].lag() == {TopicPartition("t", 0): 2, TopicPartition("t", 1): 0}
 
 
 def test_a_group_with_members_is_not_changed(log, query, send):
@@ -490,7 +490,7 @@ def test_a_group_with_members_is_not_changed(log, query, send):
         running.batch()
         running.stream.commit(json.loads(running.committed))
 
-        assert log.group("busy").lag()[TopicPartition("t", 0)] in (None, 1, 0)
+        assert log.groups["busy"].lag()[TopicPartition("t", 0)] in (None, 1, 0)
 
 
 @pytest.mark.parametrize("asked_first", ["start", "end"])
@@ -565,7 +565,7 @@ def test_a_query_goes_on_at_a_standby(log, query, send, standby):
     send("t", {0: [5]})
     running.plan()
     embedlog.mirror(log, standby, progress=False)
-    standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
     with standby.producer() as producer:
         producer.send("t", b"16", partition=1)
 
@@ -583,7 +583,7 @@ def test_what_was_read_at_the_source_and_not_copied_is_a_data_loss(log, query, s
     send("t", {0: range(5, 9)})
     running = query(**EARLIEST)
     running.batch()
-    standby.failover(dry_run=False)
+    standby.mirrors.failover(dry_run=False)
     with standby.producer() as producer:
         for value in range(20, 30):
             producer.send("t", b"%d" % value, partition=0)

@@ -72,7 +72,7 @@ def log(tmp_path: Path) -> Any:
         log.create_topic("flights", schema=FLIGHTS, key="tailnum", partitions=2)
         log.create_topic("copy", schema=FLIGHTS, key="tailnum", partitions=3)
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def send(log: Log, topic: str, *values: Any) -> None:
@@ -332,7 +332,7 @@ def test_what_embedlog_has_is_what_spark_reads_and_writes(tmp_path_factory, data
             assert canonical(column.to_pylist()) == canonical(whole[name].to_pylist())
         write(log, data.draw(st.sampled_from([whole, as_struct])))
         assert records(log, "copy") == records(log, "t")
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def all_columns(log: Log, topic: str) -> list[Any]:

@@ -24,7 +24,7 @@ def log(tmp_path: Path) -> Any:
         for topic in ("counts", "from", "to"):
             log.create_topic(topic, 2, schema=COUNTS, key="word")
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def counted(log: Log, topic: str = "counts") -> list[tuple[str, int]]:

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Any:
     """An empty log, verified after the test."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         yield log
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_both_writers_write_the_same_rows(spark, log, seed):
             log.create_topic(name, 3 if topics else 4, config)
         save(log, frame, **options, **({} if topics else {"topic": "a"}))
         written[writer] = {name: records(log, name) for name in names}
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
         for name in names:
             log.delete_topic(name)
 

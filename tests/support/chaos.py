@@ -64,7 +64,10 @@ def check_chaos(case: Chaos, directory: Path) -> Counter[str]:
     with embedlog.open(root) as log:
         log.create_topic("t", PARTITIONS, config)
     stop = directory / "stop"
-    processes = [_Member(directory, seen, stop, n < case.writers, n) for n in range(_size(case))]
+    processes = [
+        _Member(directory, seen, stop, n < case.writers, n)
+        for n in range(case.writers + case.readers)
+    ]
     for member in processes:
         member.start()
     try:
@@ -101,10 +104,6 @@ def _kill_and_stop(case: Chaos, processes: list[_Member]) -> Counter[str]:
     for when, member in stopped:
         member.go_on_after(when, float("inf"))
     return done
-
-
-def _size(case: Chaos) -> int:
-    return case.writers + case.readers
 
 
 class _Member:
@@ -264,7 +263,7 @@ def _compare(root: Path, directory: Path, seen: ReadRecords) -> Counter[str]:
 
 def _read_all(root: Path) -> list[list[int]]:
     log = embedlog.open(root)
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     partitions = []
     for partition in range(PARTITIONS):
         records: list[int] = []

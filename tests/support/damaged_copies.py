@@ -23,9 +23,9 @@ from embedlog import Log
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import CorruptionError, EmbedlogError
 from embedlog.files import Files
+from embedlog.replication.catch_up import repair_copies
 from embedlog.replication.jobs import ReplicationJob
 from embedlog.replication.root import ReplicatedRoot
-from embedlog.replication.verify_copies import repair_copies
 from embedlog.root.repair import repair_root
 from support.failing_disks import FailingDisks, count_commits
 from support.forks import Child, in_memory
@@ -132,7 +132,11 @@ def do(log: Log, what: str) -> object:
             return read(reader)
     if what == "append":
         return send(log, "t", [b"more"], retries=0)[0].offset
-    return log.verify(replicas=True) if what == "verify" else log.repair(dry_run=False)
+    return (
+        log.housekeeping.verify(replicas=True)
+        if what == "verify"
+        else log.housekeeping.repair(dry_run=False)
+    )
 
 
 def check(tmp_path: Path, case: tuple[str, str, str, str], role: str, count: int) -> None:
@@ -161,8 +165,8 @@ def check(tmp_path: Path, case: tuple[str, str, str, str], role: str, count: int
         keep_house(log)
         assert sorted(assignment(log, "t").isr) == sorted(isr)
         assert read(log) == sent
-        assert log.verify() == log.verify(replicas=True) == []
-        assert log.repair() == []
+        assert log.housekeeping.verify() == log.housekeeping.verify(replicas=True) == []
+        assert log.housekeeping.repair() == []
     copies = [
         {str(each.relative_to(path)): each.read_bytes() for each in path.glob("topics/t-*/0/*")}
         for path in paths
@@ -187,7 +191,7 @@ def outcomes(paths: list[Path], base: Path, case: tuple[str, str, str, str]) -> 
                 keep_house(log)  # a directory may be offline for a file that was deleted
             if what == "verify":
                 seen.pop()  # it compares copies
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
     return seen
 
 
@@ -253,7 +257,7 @@ def check_killed(case: tuple[str, int]) -> None:
         with open_log(paths) as log:
             with suppress(*(() if kept == SENT else (CorruptionError,))):
                 assert set(kept) <= set(read(log))
-            log.repair(dry_run=False)
+            log.housekeeping.repair(dry_run=False)
             keep_house(log)
             assert read(log) == kept
-            assert log.verify() == log.verify(replicas=True) == []
+            assert log.housekeeping.verify() == log.housekeeping.verify(replicas=True) == []

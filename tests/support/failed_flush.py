@@ -127,15 +127,15 @@ def _check_refused(process: ProgramProcess, failed: list[tuple[str, int]]) -> No
 
 def _repair(process: ProgramProcess, failed: list[tuple[str, int]], epochs: dict[Any, int]) -> None:
     log = process.log
-    dry = log.repair()
+    dry = log.housekeeping.repair()
     assert len(dry) >= len(failed)
     assert all(log.partition(*key).tail().failed for key in failed), "a dry run changes nothing"
     before = log.root.context.files.counts["drop_cache"]
     for key in failed:
         process.journal.put("repaired", *key)
-    log.repair(dry_run=False)
+    log.housekeeping.repair(dry_run=False)
     assert log.root.context.files.counts["drop_cache"] >= before + len(failed)
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     for key in failed:
         tail = log.partition(*key).tail()
         assert not tail.failed

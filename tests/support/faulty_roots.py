@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from embedlog.errors import EmbedlogError
 from embedlog.root.repair import repair_root
@@ -17,6 +19,10 @@ from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
 from support.forks import tell
 from support.power_cut import Recording, materialised
 from support.roots import abandon, healthy, open_root
+from support.tiers import sample
+
+COMPANY = pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
+"""Whether another process has the log open while one is killed."""
 
 Order = Callable[[FaultyFiles], None]
 Acknowledge = Callable[[str], None]
@@ -51,6 +57,9 @@ class RootFaults:
     parts: Sequence[tuple[str, int]]
     """The partitions of the root, which are opened before operations count."""
     files: type[FaultyFiles] = FaultyFiles
+
+    def __init__(self) -> None:
+        self._counted: dict[str, dict[str, int]] = {}
 
     def fill(self, root: Root) -> None:
         """Create what the work begins with, and flush it."""
@@ -88,7 +97,7 @@ class RootFaults:
 
     # How the work runs
 
-    def _begin(self, path: Path, order: Order) -> Root:
+    def begin(self, path: Path, order: Order) -> Root:
         """Fill a root, leave it as a killed process does, and open it with a fault."""
         shutil.rmtree(path, ignore_errors=True)
         root = open_root(path)
@@ -107,18 +116,40 @@ class RootFaults:
         return root
 
     def count(self, directory: Path, durability: str = "os") -> dict[str, int]:
-        """Return how many operations of each kind the work makes."""
+        """Return how many operations of each kind the work makes; it runs once for that."""
 
         def run() -> dict[str, int]:
-            root = self._begin(directory / f"count-{durability}", lambda files: None)
+            root = self.begin(directory / f"count-{durability}", lambda files: None)
             assert self.work(root, durability, lambda step: None) is None
             self.check_between(root, set())
             return dict(root.context.files.counts)  # type: ignore[attr-defined]
 
-        counted: dict[str, int] = forks.call(run)
-        return counted
+        if durability not in self._counted:
+            self._counted[durability] = forks.call(run)
+        return self._counted[durability]
 
     # Kills
+
+    def kill_everywhere(
+        self,
+        directory: Path,
+        most: int,
+        company: bool = False,
+        kinds: Collection[str] = OPERATIONS,
+    ) -> int:
+        """Kill after each operation of some kinds; return how many processes were killed.
+
+        The small tiers kill a sample of `most`.
+        """
+        return self.check_kills(directory, sample(self.kills(directory, company, kinds), most))
+
+    def kills(
+        self, directory: Path, company: bool = False, kinds: Collection[str] = OPERATIONS
+    ) -> list[Case]:
+        """Return a kill after each operation of some kinds."""
+        counted, only = self.count(directory), tuple(sorted(kinds))
+        total = sum(counted.get(kind, 0) for kind in only)
+        return [Case(n, "after", company, only) for n in range(total)]
 
     def check_kills(self, directory: Path, cases: Sequence[Case]) -> int:
         """Kill at many operations; return how many processes were killed."""
@@ -143,7 +174,7 @@ class RootFaults:
                 file.write(f"{step}\n")
 
         def run() -> None:
-            root = self._join(path, order) if case.company else self._begin(path, order)
+            root = self._join(path, order) if case.company else self.begin(path, order)
             self.work(root, case.durability, acknowledge)
 
         killed = forks.was_killed(run)
@@ -184,6 +215,16 @@ class RootFaults:
 
     # Failing operations
 
+    def fail_everywhere(self, directory: Path, most: int, step: int = 1) -> int:
+        """Let one in `step` operations fail, once and for ever; return how many errors there were.
+
+        The small tiers let a sample of `most` fail.
+        """
+        counted = self.count(directory)
+        total = sum(counted.get(kind, 0) for kind in FALLIBLE)
+        cases = [Case(n, how) for n in range(0, total, step) for how in ("once", "forever")]
+        return self.check_faults(directory, sample(cases, most))
+
     def check_faults(self, directory: Path, cases: Sequence[Case]) -> int:
         """Let many operations fail; return how often an error was raised."""
         raised = forks.spread(cases, self.check_fault, directory=directory)
@@ -199,7 +240,7 @@ class RootFaults:
             files.fail_at(case.n, number, case.what == "forever", FALLIBLE)
 
         def run() -> bool:
-            root = self._begin(path, order)
+            root = self.begin(path, order)
             acked: set[str] = set()
             error = self.work(root, case.durability, acked.add)
             root.context.files.heal()  # type: ignore[attr-defined]
@@ -234,6 +275,11 @@ class RootFaults:
         recording: Recording = files.recording()
         abandon(root)
         return recording
+
+    def cut_everywhere(self, directory: Path, limit: int, durability: str = "os") -> int:
+        """Check states that a power cut may leave during the work; return their number."""
+        recording = self.record(directory, durability)
+        return self.check_power_cuts(recording, limit, directory, durability)
 
     def check_power_cuts(
         self, recording: Recording, limit: int, directory: Path, durability: str = "os"

@@ -70,7 +70,7 @@ def check(directory: Path, program: str, moment: int) -> None:
     sends = sum("send" in word for word in program.split("-"))
     with embedlog.open(directory) as log:
         assert len(log.topic("t")) == sends
-        assert log.verify() == []
+        assert log.housekeeping.verify() == []
 
 
 def _run(directory: Path, program: str, moment: int) -> str:

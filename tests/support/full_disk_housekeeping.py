@@ -153,7 +153,7 @@ class _Life:
 
     def run(self) -> int:
         if self.case.reserved:
-            self.log.maintain()
+            self.log.housekeeping.run()
             assert self.log.root.context.reserve.held() > 0
         for _ in range(120):
             self.append()
@@ -171,7 +171,7 @@ class _Life:
         self.free()
         forks.until(self.try_to_append)
         self.check()
-        self.log.maintain()
+        self.log.housekeeping.run()
         self.check()
         assert self.log.root.context.reserve.held() > 0, "the reserve is not there again"
         self.log.close()
@@ -236,25 +236,25 @@ class _Life:
 
     def by_time(self) -> None:
         self.clock.advance(2 * DAY)
-        self.log.maintain()
+        self.log.housekeeping.run()
 
     def by_size(self) -> None:
         self.log.root.context.reserve.used_by(
             lambda: self.log.alter_topic("t", {"retention.bytes": 200_000})
         )
-        self.log.maintain()
+        self.log.housekeeping.run()
 
     def by_request(self) -> None:
         self.log.delete_records({TopicPartition("t", 0): self.part.end_offset() // 2})
 
     def by_key(self) -> None:
-        done = self.log.compact("t", force=True)[0]
+        done = self.log.housekeeping.compact("t", force=True)[0]
         if not done.segments_before and self.case.reserved:
             raise AssertionError(done.why)
 
     def check(self) -> None:
         """Check that no acknowledged record is lost, except those that were to be deleted."""
-        assert self.log.verify() == []
+        assert self.log.housekeeping.verify() == []
         start = self.part.start_offset()
         records = {record.offset: record for record in self.log.topic("t")}
         if self.case.kind == "compact":

@@ -11,7 +11,7 @@ import random
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,8 +51,8 @@ TOPICS: dict[str, dict[str, object]] = {
 }
 KEEPS_LAST_VALUES = ("compacted", "lagging", "old")
 """The topics from which only records with a later record of their key are deleted."""
+COMPACTED = ("compacted", "lagging", "both")
 NOT_COMPACTED = ("deleted", "aged", "old")
-"""The topics that are not compacted."""
 OLD_MS = 1_372_636_800_000
 """The timestamp of the events in ``old``: long before they are appended."""
 _VALUE = struct.Struct("<IQ")
@@ -167,11 +167,12 @@ def _maintain_by_calls(root: Path) -> None:
     log = embedlog.open(root, maintenance=False)
     while True:
         with suppress(FencedError, LockTimeoutError):
-            log.maintain()
-        for name in TOPICS:
-            if "compact" in str(TOPICS[name]["cleanup.policy"]):
-                with suppress(FencedError, LockTimeoutError):
-                    log.compact(name, force=True, settings={"log.cleaner.io.buffer.size": 4096})
+            log.housekeeping.run()
+        for name in COMPACTED:
+            with suppress(FencedError, LockTimeoutError):
+                log.housekeeping.compact(
+                    name, force=True, settings={"log.cleaner.io.buffer.size": 4096}
+                )
 
 
 def _maintain_by_jobs(root: Path) -> None:
@@ -195,12 +196,6 @@ def check_threads(maintenance: Maintenance) -> None:
     with maintenance._owner_lock:
         missing = [worker.name for worker in maintenance._workers if not worker.is_alive()]
     assert not missing, missing
-
-
-def _compact(log: Any) -> None:
-    for name in TOPICS:
-        if "compact" in str(TOPICS[name]["cleanup.policy"]):
-            log.compact(name, force=True)
 
 
 def _is_excused(error: Exception) -> bool:
@@ -328,14 +323,15 @@ class _Pass:
             assert number > before, f"{full_key}: {number} at {offset} after {before}"
             self._newest[full_key] = number
 
+    def see_record(self, record: Any) -> None:
+        self.see(record.topic, record.partition, record.offset, record.key, record.value)
+
     def end(self, name: str, partition: int) -> int:
         """Return the end of what was seen."""
         return self._next.get((name, partition), 0)
 
 
-def _passes(
-    root: Path, stop: Path, fetch: Callable[[Any, _Pass], int], **config: Any
-) -> Iterator[tuple[Counts, Any]]:
+def _passes(root: Path, stop: Path, fetch: Callable[[Any, _Pass], int], **config: Any) -> Counts:
     """Read from the start to the end, over and over, each time with a new consumer."""
     partitions = [TopicPartition(name, number) for name in TOPICS for number in range(PARTITIONS)]
     counts = Counts()
@@ -357,7 +353,7 @@ def _passes(
                     if not count and _is_at_end(consumer, partitions):
                         break
                 counts["passes"] += 1
-    yield counts, None
+    return counts
 
 
 def _is_at_end(consumer: Any, partitions: list[TopicPartition]) -> bool:
@@ -381,11 +377,11 @@ def read_records(root: Path, stop: Path, reader: int) -> Counts:
         count = 0
         for records in consumer.poll(50, max_records=5000).values():
             for record in records:
-                seen.see(record.topic, record.partition, record.offset, record.key, record.value)
+                seen.see_record(record)
                 count += 1
         return count
 
-    return next(_passes(root, stop, fetch))[0]
+    return _passes(root, stop, fetch)
 
 
 def read_arrow(root: Path, stop: Path, reader: int) -> Counts:
@@ -403,7 +399,7 @@ def read_arrow(root: Path, stop: Path, reader: int) -> Counts:
                     count += 1
         return count
 
-    return next(_passes(root, stop, fetch))[0]
+    return _passes(root, stop, fetch)
 
 
 def read_tables(root: Path, stop: Path, reader: int) -> Counts:
@@ -455,13 +451,7 @@ def read_grouped(root: Path, stop: Path, reader: int) -> Counts:
                     for records in consumer.poll(50, max_records=2000).values():
                         for record in records:
                             if record.topic not in NOT_COMPACTED:
-                                seen.see(
-                                    record.topic,
-                                    record.partition,
-                                    record.offset,
-                                    record.key,
-                                    record.value,
-                                )
+                                seen.see_record(record)
                             counts["grouped"] += 1
                     consumer.commit()
     return counts
@@ -494,7 +484,7 @@ def verify(root: Path, stop: Path, reader: int) -> Counts:
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             # The files of a killed maintainer belong to no partition.
-            findings = [str(finding) for finding in log.verify() if finding.topic]
+            findings = [str(finding) for finding in log.housekeeping.verify() if finding.topic]
             assert findings == [], findings
             counts["verified"] += 1
     return counts
@@ -515,19 +505,20 @@ READERS: tuple[Callable[[Path, Path, int], Counts], ...] = (
 
 def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Counts:
     log = embedlog.open(root, maintenance=False)
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     _check_values(log, sent)
     for _ in range(3):
         # By hand and after some time: the tombstones go too.
         time.sleep(0.05)
-        log.maintain()
-        _compact(log)
-    assert log.verify() == [], log.verify()
+        log.housekeeping.run()
+        for name in COMPACTED:
+            log.housekeeping.compact(name, force=True)
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     done = _check_values(log, sent)
     log.close()
     log = embedlog.open(root, maintenance=False)
     assert log.root.startup_report == [], log.root.startup_report
-    assert log.verify() == [], log.verify()
+    assert log.housekeeping.verify() == [], log.housekeeping.verify()
     _check_values(log, sent)
     log.close()
     return done
@@ -547,7 +538,7 @@ def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Counts:
         done["keys"] += len(actual)
         seen = _Pass()
         for record in topic:
-            seen.see(record.topic, record.partition, record.offset, record.key, record.value)
+            seen.see_record(record)
         for number in range(PARTITIONS):
             part = log.partition(name, number)
             if name in NOT_COMPACTED and part.start_offset() < part.end_offset():

@@ -265,7 +265,7 @@ class ProgramProcess:
         self.journal.put("cut done", topic, partition, offset)
 
     def _index(self) -> None:
-        self.log.rebuild_index()
+        self.log.housekeeping.rebuild_index()
 
     def _read(self, topic: str, partition: int) -> None:
         log = self.log.partition(topic, partition)
@@ -275,7 +275,7 @@ class ProgramProcess:
                 decoded.verify()
 
     def _verify(self) -> None:
-        assert self.log.verify() == []
+        assert self.log.housekeeping.verify() == []
 
 
 # The programs. Segments are small, so that the third or fourth batch rolls.

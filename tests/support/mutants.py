@@ -161,7 +161,7 @@ def bad_batches_are_skipped() -> None:
 
 def forget_entries(log: Any, segment_id: int) -> None:
     """The names of new files count as flushed."""
-    log.entry_synced_segment_id = segment_id
+    log.note_names_synced(segment_id)
 
 
 class Mutant(NamedTuple):
@@ -174,7 +174,7 @@ class Mutant(NamedTuple):
 
 RECOVERY, APPEND = "embedlog.partition.recovery", "embedlog.partition.append"
 FLUSH, STARTUP = "embedlog.partition.flush", "embedlog.root.startup"
-STATE = "embedlog.partition.state"
+STATE, LOG = "embedlog.partition.state", "embedlog.partition.partition_log"
 
 MUTANTS = [
     Mutant(
@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSH}:flush", {"_sync_one(log, sync_data)": "current_tail(log)"}),),
+        (Change(f"{FLUSH}:flush", {"_sync_one(log, sync_data)": "log.tail()"}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
@@ -200,7 +200,7 @@ MUTANTS = [
         "uniform",
         (
             Change(
-                f"{APPEND}:end_locked",
+                f"{LOG}:PartitionLog.file_at",
                 {"size > tail.log_end_position": "0"},
             ),
         ),
@@ -245,7 +245,7 @@ MUTANTS = [
         "failed flush",
         (
             Behaviour(
-                f"{STATE}:PartitionState.mark_flush_failed",
+                f"{LOG}:PartitionLog.mark_flush_failed",
                 lambda self, error: self.flush_failed(error.errno),
             ),
         ),

@@ -125,16 +125,16 @@ def judge(
     path = journal or journal_of(root)
     with embedlog.open(root) as log:
         if repair:
-            reported = {(finding.topic, finding.partition) for finding in log.verify()}
+            reported = {(finding.topic, finding.partition) for finding in log.housekeeping.verify()}
             assert reported == set(repair), f"{reported} need a repair, not {repair}"
             for key in repair:
                 Journal(path).put("repaired", *key)
-            log.repair(dry_run=False)
+            log.housekeeping.repair(dry_run=False)
         journal_check.check(log, path)
     if again:
         with embedlog.open(root) as log:
             assert log.root.startup_report == [], log.root.startup_report
-            assert log.verify() == []
+            assert log.housekeeping.verify() == []
 
 
 # P1
@@ -414,8 +414,8 @@ def _repair(process: ProgramProcess, failed: set[tuple[str, int]]) -> None:
     for key in failed:
         process.journal.put("repaired", *key)
     if failed:
-        process.log.repair(dry_run=False)
-        assert process.log.verify() == []
+        process.log.housekeeping.repair(dry_run=False)
+        assert process.log.housekeeping.verify() == []
 
 
 @contextmanager

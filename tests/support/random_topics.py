@@ -47,7 +47,7 @@ def fill_topics(log: Log, dice: random.Random, steps: int = 25) -> None:
             for _ in range(dice.randrange(steps + 1)):
                 filler.step(log.partition(topic, number))
         if compacted and dice.random() < 0.7:
-            log.compact(topic, force=True, progress=False)
+            log.housekeeping.compact(topic, force=True, progress=False)
             for number in range(log.root.partitions(topic)):
                 filler.append(log.partition(topic, number))
 

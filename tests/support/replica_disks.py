@@ -34,8 +34,10 @@ from embedlog import batch, catalog
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import (
     CommitFailedError,
+    CorruptionError,
     FencedError,
     IllegalStateError,
+    InvalidReplicationFactorError,
     LockTimeoutError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
@@ -357,9 +359,9 @@ def publish_both(setting: Setting, life: int) -> None:
                 break
             except NotLeaderOrFollowerError:
                 journal.note(b"r", "published", 0)
-            except StorageError as error:
-                # Staged files are on one disk only.
-                if "/staging/" not in (error.path or ""):
+            except (StorageError, CorruptionError) as error:
+                # Staged files are on one disk only, and not flushed before they are published.
+                if "staging/" not in (error.path or ""):
                     raise
                 journal.note(b"r", "published", 0)
         journal.note(b"a", "published", 0, 1, version)
@@ -411,23 +413,30 @@ def administer(setting: Setting, life: int) -> None:
         return TopicPartition(name, dice.randrange(TOPICS[name][0]))
 
     def move() -> None:
-        ids = [each.id for each in log.replicas()]
-        log.reassign({partition(): dice.sample(ids, setting.copies)})
+        ids = [each.id for each in log.replicas]
+        log.replicas.reassign({partition(): dice.sample(ids, setting.copies)})
 
     def add_or_remove() -> None:
-        if any(each.path == setting.spare for each in log.replicas()):
-            log.remove_replica(setting.spare)
+        if any(each.path == setting.spare for each in log.replicas):
+            log.replicas.remove(setting.spare)
             return
         # A removal that was killed leaves files.
         shutil.rmtree(setting.spare)
-        log.add_replica(setting.spare)
+        log.replicas.add(setting.spare)
+
+    def complete() -> None:
+        with suppress(InvalidReplicationFactorError):  # too few directories are online
+            log.replicas.reassign(replication_factor=dict.fromkeys(TOPICS, setting.copies))
 
     def cancel() -> None:
         with suppress(IllegalStateError):  # only replicas that it added are in sync
-            log.cancel_reassignment()
+            log.replicas.cancel_reassignment()
 
     def verify() -> None:
-        findings = [*map(str, log.verify(replicas=True)), *log.repair(dry_run=False)]
+        findings = [
+            *map(str, log.housekeeping.verify(replicas=True)),
+            *log.housekeeping.repair(dry_run=False),
+        ]
         # A repair also removes what killed processes staged.
         findings = [each for each in findings if not each.startswith("staging/")]
         assert not findings, findings
@@ -447,7 +456,8 @@ def administer(setting: Setting, life: int) -> None:
 
     calls: tuple[Callable[[], object], ...] = (
         *(move, add_or_remove, create_and_delete, verify),
-        *(log.elect_leaders, cancel),
+        *(log.replicas.elect_leaders, cancel),
+        complete,
         lambda: log.alter_topic("all", {"retention.bytes": dice.randint(1 << 40, 1 << 41)}),
     )
     while not setting.stopped:
@@ -488,15 +498,25 @@ def keep_house(setting: Setting, life: int) -> None:
 
 
 def observe(setting: Setting, life: int) -> None:
-    """Show whether all directories are online and all copies in sync."""
+    """Show whether all directories are online, and all copies in sync, and enough of them.
+
+    A removal of a directory may leave a partition fewer, which two broken disks would stop.
+    """
     log, looks = setting.open(), 0
     controller = log.root.controller
+    keys = {
+        log.root.topic(name).key(number)
+        for name, (partitions, _) in TOPICS.items()
+        for number in range(partitions)
+    }
     while not setting.stopped:
         in_sync = False
         with suppress(*REFUSALS):
             image = controller.current().image
             in_sync = len(image.online) == len(image.directories) and all(
-                set(each.isr) == set(each.replicas) for each in image.assignments.values()
+                set(each.isr) == set(each.replicas)
+                and (key not in keys or len(each.isr) >= setting.copies)
+                for key, each in image.assignments.items()
             )
         looks += 1
         when = time.monotonic_ns() if in_sync else _STATUS.unpack_from(setting.status)[1]
@@ -698,8 +718,9 @@ class _Faults:
         self._break(kinds[0], first)
         self._pass(0.3)
         self._break(kinds[1], second)
-        if kinds[1] in ("dies", "read-only", "full", "deleted"):
-            # What was only unmounted or renamed takes what is written to open files.
+        if kinds[0] != "restored" and kinds[1] in ("dies", "read-only", "full", "deleted"):
+            # What was only unmounted or renamed takes what is written to open files, and a disk
+            # from which an old copy is made works until that takes its place.
             self._wait(self._refused_since(time.monotonic_ns()), f"refusals, {kinds}")
         self._pass(self._dice.uniform(0.0, 0.5))
         self._done["both"] += 1
@@ -829,14 +850,16 @@ def _compare_at_end(setting: Setting) -> Counts:
         done = _compare(setting, log)
     with setting.open() as again:
         assert again.root.startup_report == [], again.root.startup_report
-        assert again.verify() == []
+        assert again.housekeeping.verify() == []
     return done
 
 
 def _compare(setting: Setting, log: Any) -> Counts:
     # The only copy of a topic that is about to be deleted may be on a disk that was lost.
-    findings = [each for each in log.verify() if not each.topic.startswith("short-lived")]
-    findings += log.verify(replicas=True)
+    findings = [
+        each for each in log.housekeeping.verify() if not each.topic.startswith("short-lived")
+    ]
+    findings += log.housekeeping.verify(replicas=True)
     assert not findings, findings
     journals = list(_lives(setting.directory))
     records = {name: _read_topic(log, name) for name in TOPICS}

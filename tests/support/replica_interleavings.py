@@ -35,9 +35,10 @@ from embedlog.errors import (
 from embedlog.partition import pending_deletes
 from embedlog.partition.replace import rewrite_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.replication import catch_up, jobs, reassign, recovery
+from embedlog.replication import catch_up, jobs, reassign
 from embedlog.replication import root as replicated_root
-from embedlog.replication.verify_copies import repair_copies, verify_copies
+from embedlog.replication.catch_up import repair_copies
+from embedlog.replication.mend import verify_copies
 from embedlog.retention.retain import delete_records
 from support.clock import START
 from support.faulty_files import scratch_directory
@@ -207,7 +208,7 @@ class Log:
             self._check_topic()
         self._check_databases()
         for handle in self.handles:
-            assert [str(each) for each in handle.verify()] == []
+            assert [str(each) for each in handle.housekeeping.verify()] == []
 
     def _check_topic(self) -> None:
         for handle in self.handles:
@@ -287,7 +288,7 @@ def _be_behind(log: Log) -> None:
     log.append(log.first, count=2)
     log.append(log.first, acks=1)
     log.put_back()
-    recovery.try_bring_back(log.first.root)
+    replicated_root.try_bring_back(log.first.root)
 
 
 def _copy(log: Log) -> None:
@@ -318,7 +319,7 @@ def _part(log: Log) -> None:
 
 
 def _bring_back(log: Log) -> None:
-    recovery.try_bring_back(log.first.root)
+    replicated_root.try_bring_back(log.first.root)
     catch_up.replicate(log.first.root)
 
 
@@ -409,7 +410,7 @@ def _damage(log: Log) -> None:
 def _add(log: Log) -> None:
     path = log.directories.path(3).parent.parent / "disk4" / "log"
     path.parent.mkdir(parents=True)
-    recovery.add_directory(log.first.root, str(path))
+    replicated_root.add_directory(log.first.root, str(path))
 
 
 def _verify(log: Log) -> None:
@@ -507,7 +508,7 @@ def _lose_and_return(log: Log) -> None:
 
 def _return(log: Log) -> None:
     log.put_back()
-    recovery.try_bring_back(log.second.root)
+    replicated_root.try_bring_back(log.second.root)
     catch_up.replicate(log.second.root)
 
 

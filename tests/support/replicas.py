@@ -10,7 +10,8 @@ from typing import Any
 
 import embedlog
 from embedlog.record import RecordMetadata, TopicPartition
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up
+from embedlog.replication import root as replicated_root
 from embedlog.replication.isr import PartitionAssignment
 
 
@@ -91,7 +92,7 @@ def notice(log: embedlog.Log) -> None:
 
 def bring_back(log: embedlog.Log) -> list[int]:
     """Bring back all directories that work, and have them catch up; return which came back."""
-    returned = recovery.try_bring_back(log.root)
+    returned = replicated_root.try_bring_back(log.root)
     catch_up.replicate(log.root)
     return sorted(returned)
 

@@ -56,8 +56,8 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import jobs, reassign
 from embedlog.replication.isr import NO_DIRECTORY, PartitionAssignment
 from embedlog.replication.metadata import MetadataImage
+from embedlog.replication.reassign import elect_unclean
 from embedlog.replication.root import ReplicatedRoot
-from embedlog.replication.unclean_election import elect_unclean
 from embedlog.retention.retain import delete_records
 from embedlog.root.verify import verify_root
 from support.clock import ManualClock
@@ -853,7 +853,7 @@ class ReplicasModel(RuleBasedStateMachine):
     def cancel(self, handle: int) -> None:
         """All moves are cancelled whose old copies can lead."""
         root = self.root(handle)
-        for info, number, assignment in list(reassign.assignments(root)):
+        for info, number, assignment in list(root.assignments()):
             if assignment.is_reassigning and not set(assignment.isr) <= {
                 *assignment.adding_replicas,
                 NO_DIRECTORY,

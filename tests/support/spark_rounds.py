@@ -169,7 +169,7 @@ class Rounds:
 
     def leases_of_streams(self) -> list[str]:
         """Return the names of leases, except those that batch queries share."""
-        names = (lease.name for lease in self._log.leases())
+        names = (lease.name for lease in self._log.housekeeping.leases())
         return [name for name in names if not name.startswith("spark-batch-")]
 
     def end_lease(self, name: str) -> None:

@@ -115,14 +115,14 @@ def topics(log: Log, settings: Mapping[str, object]) -> None:
 
 def schemas(log: Log) -> None:
     """The schema registry."""
-    assert_type(log.schemas, SchemaRegistry)
-    assert_type(log.schemas.register("orders-value", {"type": "record", "fields": []}), int)
-    assert_type(log.schemas.register("orders-value", ["null", "int"]), int)
-    assert_type(log.schemas.latest("orders-value"), RegisteredSchema)
-    assert_type(log.schemas.get(1), str)
-    assert_type(log.schemas.check("orders-value", '"int"'), list[str])
-    assert_type(log.schemas.delete("orders-value", 1), list[int])
-    log.schemas.set_compatibility("FULL", "orders-value")
+    assert_type(log.schema_registry, SchemaRegistry)
+    assert_type(log.schema_registry.register("orders-value", {"type": "record", "fields": []}), int)
+    assert_type(log.schema_registry.register("orders-value", ["null", "int"]), int)
+    assert_type(log.schema_registry.latest("orders-value"), RegisteredSchema)
+    assert_type(log.schema_registry.get(1), str)
+    assert_type(log.schema_registry.check("orders-value", '"int"'), list[str])
+    assert_type(log.schema_registry.delete("orders-value", 1), list[int])
+    log.schema_registry.set_compatibility("FULL", "orders-value")
 
 
 def views(log: Log) -> None:
@@ -258,7 +258,7 @@ def groups(log: Log, names: Iterable[str]) -> None:
     """Consumer groups."""
     consumer = log.consumer(group_id="g")
     consumer.subscribe(["flights"], listener=Listener())
-    group = log.group("g")
+    group = log.groups["g"]
     assert_type(group, ConsumerGroup)
     assert_type(group.lag(), dict[TopicPartition, int | None])
     assert_type(group.describe().partitions[0].lag, int | None)
@@ -278,17 +278,21 @@ def groups(log: Log, names: Iterable[str]) -> None:
 
 def upkeep(log: Log) -> None:
     """Housekeeping."""
-    results = log.maintain()
+    results = log.housekeeping.run()
     assert_type(results["retention"][0].bytes, int)
     assert_type(results["offsets"], int)
-    with log.hold("snapshot", {TopicPartition("flights", 0): 5}, seconds=10) as lease:
+    with log.housekeeping.hold("snapshot", {TopicPartition("flights", 0): 5}, seconds=10) as lease:
         lease.renew()
-    assert_type(log.leases()[0].ms_left, int)
+    assert_type(log.housekeeping.leases()[0].ms_left, int)
     assert_type(log.metrics()["kafka.log.flights-0"]["Size"], float)
-    assert_type(log.compact("flights", settings={"log.cleaner.io.buffer.size": 5})[0].why, str)
-    assert_type(log.verify(progress=lambda done, total: print(done / total))[0].path, str)
-    log.retention_bytes = 5
-    log.retention_bytes = None
+    assert_type(
+        log.housekeeping.compact("flights", settings={"log.cleaner.io.buffer.size": 5})[0].why, str
+    )
+    assert_type(
+        log.housekeeping.verify(progress=lambda done, total: print(done / total))[0].path, str
+    )
+    log.housekeeping.retention_bytes = 5
+    log.housekeeping.retention_bytes = None
 
 
 def errors() -> None:

@@ -106,8 +106,8 @@ class Listener(ConsumerRebalanceListener):
 
 def groups(log: Log) -> None:
     """Consumer groups."""
-    log.group("g").describe().lags  # wrong
-    log.group("g").reset_offsets(1.5)  # wrong
+    log.groups["g"].describe().lags  # wrong
+    log.groups["g"].reset_offsets(1.5)  # wrong
     embedlog.run_group(log, "t", "g", text_handler, value_deserializer=size)  # wrong
     embedlog.run_group(log, "t", "g", print, group_instance="g")  # wrong
     embedlog.run_group(log, "t", "g", len, batch="yes")  # wrong
@@ -116,7 +116,7 @@ def groups(log: Log) -> None:
 
 def upkeep(log: Log) -> None:
     """Housekeeping."""
-    log.maintain()["retentions"]  # wrong
-    log.hold("x", {"t": 5})  # wrong
-    log.compact("t", force=1.5)  # wrong
-    log.retention_bytes = "5"  # wrong
+    log.housekeeping.run()["retentions"]  # wrong
+    log.housekeeping.hold("x", {"t": 5})  # wrong
+    log.housekeeping.compact("t", force=1.5)  # wrong
+    log.housekeeping.retention_bytes = "5"  # wrong

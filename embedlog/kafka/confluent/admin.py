@@ -281,8 +281,8 @@ class AdminClient(LogClient):
 
         def listing() -> Any:
             result = []
-            for name in self._log.groups():
-                state = _STATES.get(self._log.group(name).state)
+            for name in self._log.groups:
+                state = _STATES.get(self._log.groups[name].state)
                 if (not states or state in states) and (not types or _CLASSIC in types):
                     result.append(library.ConsumerGroupListing(name, False, state, _CLASSIC))
             return library.ListConsumerGroupsResult(result, [])
@@ -293,9 +293,9 @@ class AdminClient(LogClient):
         """Return `GroupMetadata` of all groups, or of one."""
         groups = []
         with translated():
-            for name in self._log.groups():
+            for name in self._log.groups:
                 if group in (None, name):
-                    state = self._log.group(name).state
+                    state = self._log.groups[name].state
                     entry = filled(library.GroupMetadata(), id=name, state=state)
                     groups.append(filled(entry, protocol_type="consumer"))
         return groups
@@ -321,7 +321,7 @@ class AdminClient(LogClient):
 
     def delete_consumer_groups(self, group_ids: list[str], **_: Any) -> Futures[str]:
         """Delete groups without members, with their commits."""
-        return _futures(group_ids, str, lambda name: self._log.group(name).delete())
+        return _futures(group_ids, str, lambda name: self._log.groups[name].delete())
 
     def list_consumer_group_offsets(
         self, list_consumer_group_offsets_request: list[Any], **_: Any

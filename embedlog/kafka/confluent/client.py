@@ -46,7 +46,7 @@ class LogClient(Client):
             return super().__new__(cls, *args, **configs)
 
     def __init__(self, *args: Any, **config: Any) -> None:
-        self._settings = client_settings(args, config)
+        self._settings = client_settings(self._original, args, config)
         with translated(InvalidConfigError="_INVALID_ARG"):
             self._handle = attach(self._settings.address, self)
 

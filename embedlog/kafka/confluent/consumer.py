@@ -124,8 +124,6 @@ class Consumer(LogClient):
             self._start(self._settings)
 
     def _start(self, settings: ClientSettings) -> None:
-        if not settings.get("group.id"):
-            raise ValueError("Failed to create consumer: group.id must be set")
         with translated(InvalidConfigError="_INVALID_ARG"):
             reader = _PartitionReader(self._log.root, **consumer_config(settings))
             self._inner: _PartitionReader = self._log._adopt(reader, "consumer")

@@ -35,7 +35,6 @@ from embedlog.kafka.confluent.settings import (
     PARTITIONERS,
     ClientSettings,
     Statistics,
-    invalid,
     producer_config,
 )
 from embedlog.kafka.transactions import NO_OFFSETS, Transactions
@@ -97,8 +96,9 @@ class Producer(LogClient):
         self._capacity = settings.number("queue.buffering.max.messages", 100_000) or inf
         self._on_delivery: DeliveryCallback | None = settings.get("on_delivery")
         name = str(settings.get("partitioner", "consistent_random"))
-        if name not in PARTITIONERS:
-            raise invalid("partitioner", name)
+        if name not in PARTITIONERS:  # librdkafka has others too
+            text = f'Invalid value "{name}" for configuration property "partitioner"'
+            raise exception("_INVALID_ARG", text)
         self._partitioner = name
         self._pending: deque[_Report] = deque()
         self._serving = threading.Lock()

@@ -109,7 +109,7 @@ class SchemaRegistryClient(Client):
 
     @property
     def _schemas(self) -> SchemaRegistry:
-        return self._handle.log.schemas
+        return self._handle.log.schema_registry
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from embedlog.config import INT_MAX
 from embedlog.errors import InvalidConfigError
 from embedlog.kafka.bootstrap import LogAddress, log_address
 from embedlog.kafka.client_type import log_ignored
-from embedlog.kafka.confluent.kafka_errors import exception
+from embedlog.kafka.confluent.kafka_errors import KafkaException, exception
 
 _ALIASES = {
     "metadata.broker.list": "bootstrap.servers",
@@ -29,49 +29,22 @@ _ALIASES = {
     "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
 }
 
-_PRODUCER = frozenset(
+_USED = frozenset(
     "acks linger.ms batch.size message.max.bytes compression.type enable.idempotence "
     "message.timeout.ms retries retry.backoff.ms max.in.flight.requests.per.connection "
     "request.timeout.ms queue.buffering.max.messages queue.buffering.max.kbytes partitioner "
-    "sticky.partitioning.linger.ms on_delivery transactional.id".split()
-)
-_CONSUMER = frozenset(
+    "sticky.partitioning.linger.ms on_delivery transactional.id "
     "group.id group.instance.id partition.assignment.strategy session.timeout.ms "
     "heartbeat.interval.ms max.poll.interval.ms enable.auto.commit auto.commit.interval.ms "
     "enable.auto.offset.store fetch.min.bytes fetch.wait.max.ms fetch.max.bytes "
     "fetch.message.max.bytes auto.offset.reset enable.partition.eof check.crcs "
-    "allow.auto.create.topics isolation.level on_commit".split()
-)
-_COMMON = frozenset(
-    "bootstrap.servers client.id default.topic.config error_cb stats_cb throttle_cb logger "
+    "allow.auto.create.topics isolation.level on_commit "
+    "bootstrap.servers client.id error_cb stats_cb throttle_cb logger "
     "statistics.interval.ms".split()
 )
-_CALLBACKS = frozenset({"on_delivery", "on_commit", "error_cb", "stats_cb", "throttle_cb"})
-
-_IGNORED = frozenset(
-    "background_event_cb batch.num.messages broker.version.fallback builtin.features client.rack "
-    "client.software.name client.software.version compression.level consume.callback.max.messages "
-    "coordinator.query.interval.ms debug delivery.report.only.error enable.gapless.guarantee "
-    "enable.metrics.push enable.random.seed enabled_events fetch.error.backoff.ms "
-    "fetch.queue.backoff.ms group.protocol group.protocol.type group.remote.assignor interceptors "
-    "internal.termination.signal log.connection.close log.queue log.thread.name log_cb log_level "
-    "max.poll.records message.copy.max.bytes metadata.max.age.ms metadata.recovery.strategy "
-    "metadata.recovery.rebootstrap.trigger.ms metadata.request.timeout.ms msg_order_cmp oauth_cb "
-    "offset.store.method offset.store.path offset.store.sync.interval.ms opaque "
-    "plugin.library.paths produce.offset.report queue.buffering.backpressure.threshold "
-    "queued.max.messages.kbytes queued.min.messages queuing.strategy receive.message.max.bytes "
-    "reconnect.backoff.jitter.ms reconnect.backoff.max.ms reconnect.backoff.ms "
-    "retry.backoff.max.ms share.acknowledgement.mode test.mock.broker.rtt test.mock.num.brokers "
-    "topic.blacklist topic.metadata.propagation.max.ms topic.metadata.refresh.fast.cnt "
-    "topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.sparse transaction.timeout.ms "
-    "client.dns.lookup connections.max.idle.ms enable.sasl.oauthbearer.unsecure.jwt "
-    "enable.sparse.connections enable.ssl.certificate.verification "
-    "oauthbearer_token_refresh_cb".split()
-)
-_IGNORED_PREFIXES = (
-    *("api.version.", "broker.address.", "https.", "sasl.", "security.", "socket.", "ssl."),
-    "ssl_",
-)
+"""The others have no effect on a log."""
+_LAST = "embedlog.last"
+"""A setting that does not exist."""
 
 _RESETS = {
     **dict.fromkeys(("smallest", "earliest", "beginning"), "earliest"),
@@ -94,35 +67,15 @@ class ClientSettings:
 
     def number(self, name: str, default: int) -> int:
         """Return a whole number, rounded up."""
-        value = self.values.get(name, default)
-        try:
-            return math.ceil(float(value))
-        except (TypeError, ValueError):
-            raise invalid(name, value) from None
+        return math.ceil(float(self.values.get(name, default)))
 
     def switch(self, name: str, default: bool) -> bool:
         """Return a boolean."""
-        value = self.values.get(name, default)
-        text = str(value).lower()
-        if text not in ("true", "false"):
-            raise exception("_INVALID_ARG", f'Expected bool value for "{name}": true or false')
-        return text == "true"
-
-    def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
-        """Return the value that `choices` has for a setting."""
-        value = str(self.values.get(name, default))
-        if value not in choices:
-            raise invalid(name, value)
-        return choices[value]
+        return str(self.values.get(name, default)).lower() in ("true", "t", "1")
 
     def renamed(self, names: Mapping[str, str]) -> dict[str, Any]:
         """Return the settings of embedlog for those that are passed on as they are."""
         return {name: self.values[key] for key, name in names.items() if key in self.values}
-
-
-def invalid(name: str, value: object) -> Exception:
-    """Return the error of a value that a setting does not accept."""
-    return exception("_INVALID_ARG", f'Invalid value "{value}" for configuration property "{name}"')
 
 
 def merged(args: Sequence[Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,34 +101,35 @@ def address_of(args: Sequence[Any], config: Mapping[str, Any]) -> LogAddress | N
         raise exception("_INVALID_ARG", str(error)) from error
 
 
-def client_settings(args: tuple[Any, ...], config: Mapping[str, Any]) -> ClientSettings:
-    """Check the settings of a client on a log.
+def client_settings(
+    original: Callable[[dict[str, Any]], Any], args: tuple[Any, ...], config: Mapping[str, Any]
+) -> ClientSettings:
+    """Have librdkafka check the settings of a client on a log.
+
+    Args:
+        original: The library's own client.
+        args: The positional arguments of the constructor.
+        config: The others.
 
     Raises:
         KafkaException: librdkafka has no setting of that name (``_INVALID_ARG``), or a value is
             not valid.
+        TypeError, ValueError: Those of confluent_kafka for callbacks and a missing ``group.id``.
     """
-    values, ignored = merged(args, config), []
-    for name, value in values.items():
-        if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
-            ignored.append(name)
-        elif name not in _PRODUCER | _CONSUMER | _COMMON:
-            raise exception("_INVALID_ARG", f'No such configuration property: "{name}"')
-        elif name in _CALLBACKS:
-            if value is not None and not callable(value):
-                raise exception("_INVALID_ARG", f"{name} requires a callable object")
-        elif value is None:
-            raise exception(
-                "_INVALID_ARG", f'Configuration property "{name}" cannot be set to empty value'
-            )
-    log_ignored(ignored)
-    address = address_of(args, config)
+    values, address = merged(args, config), address_of(args, config)
     if address is None:
         raise TypeError(
             "A class that extends a client of embedlog.kafka.confluent uses brokers if the dict of "
             "settings is among the arguments of its own constructor: add it there, or extend the "
             "class of confluent_kafka"
         )
+    try:
+        # It checks each setting before it makes anything, and makes nothing because of the last.
+        original({**values, "bootstrap.servers": "localhost", _LAST: ""})
+    except KafkaException as error:
+        if _LAST not in error.args[0].str():
+            raise
+    log_ignored(values.keys() - _USED)
     return ClientSettings(address, values)
 
 
@@ -248,7 +202,7 @@ def consumer_config(settings: ClientSettings) -> dict[str, Any]:
         # librdkafka does not compare the two.
         "heartbeat_interval_ms": min(heartbeat, max(session // 3, 1)),
         "partition_assignment_strategy": strategy,
-        "auto_offset_reset": settings.choice("auto.offset.reset", "largest", _RESETS),
+        "auto_offset_reset": _RESETS[str(settings.get("auto.offset.reset", "largest")).lower()],
         "allow_auto_create_topics": settings.switch("allow.auto.create.topics", False),
         "enable_auto_commit": False,
         "key_deserializer": "bytes",

@@ -58,7 +58,7 @@ final class DirectMemory implements AutoCloseable {
     return address;
   }
 
-  /** Frees the memory at once; the garbage collector might do it much later. */
+  /** Frees the memory now; the garbage collector might do it much later. */
   @Override
   public void close() {
     if (buffer.capacity() > 0) {

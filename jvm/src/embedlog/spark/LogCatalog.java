@@ -28,7 +28,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * {@code spark.sql.catalog.NAME.path=/data/log}.
  *
  * <p>All topics are in one namespace, which may be left out. Settings below the catalog's name are
- * options of all its tables. Nothing is cached, so topics of other processes appear at once.
+ * options of all its tables. Nothing is cached, so topics of other processes appear immediately.
  */
 public final class LogCatalog implements StagingTableCatalog, SupportsNamespaces {
   private static final String NAMESPACE = "default";

@@ -172,7 +172,7 @@ final class Lz4Frame {
     return false;
   }
 
-  /** Returns a length that goes on in further bytes if it is 15; more than the limit if it is. */
+  /** Returns a length that continues in further bytes if it is 15; more than the limit if it is. */
   private int extended(int nibble, int length, int limit) {
     int number = nibble;
     if (nibble == 15) {

@@ -26,7 +26,7 @@ import org.slf4j.LoggerFactory;
  * waits for it. A thread that is interrupted leaves alone, and its answer is dropped.
  *
  * <p>A request may take long, for example while another process holds a lock. But a planner answers
- * a ping at once; one that does not is stopped or stuck, and is killed.
+ * a ping immediately; one that does not is stopped or stuck, and is killed.
  */
 final class PlannerProcess {
   private static final String MODULE = "embedlog.spark.planner";
