@@ -17,9 +17,9 @@ from conftest import NOW
 import embedlog
 from embedlog import batch
 from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.options import SourceOptions
 from embedlog.spark.plan import plan_to_json
 from embedlog.spark.source import LogSource
-from embedlog.spark.source_options import parse
 
 SEGMENTS, PARTITIONS = 10_000, 100
 RECORDS = 40
@@ -68,11 +68,11 @@ def bench_plan_batch(benchmark, note, path, query):
     options = {"path": path, "subscribe": "t", **settings}
     cpu, tasks = [], []
 
-    with closing(LogSource(parse(options), durable=False)):
+    with closing(LogSource(SourceOptions.parse(options), durable=False)):
 
         def plan():
             began = time.process_time()
-            tasks[:] = plan_batch(parse(options), **pushed, cores=2)
+            tasks[:] = plan_batch(SourceOptions.parse(options), **pushed, cores=2)
             text = json.dumps(plan_to_json(path, tasks), separators=(",", ":"))
             cpu.append(time.process_time() - began)
             return text
@@ -96,7 +96,7 @@ def bench_plan_batch(benchmark, note, path, query):
 @pytest.mark.parametrize("opened", [False, True], ids=["cold", "open-elsewhere"])
 def bench_open_to_plan(benchmark, note, path, opened):
     """Open the log and close it, without a plan: what a planner that keeps it open saves."""
-    source_options = parse({"path": path, "subscribe": "t"})
+    source_options = SourceOptions.parse({"path": path, "subscribe": "t"})
     others = [LogSource(source_options, durable=False)] if opened else []
     benchmark.pedantic(
         lambda: LogSource(source_options, durable=False).close(), rounds=ROUNDS, warmup_rounds=1

@@ -21,7 +21,7 @@ from spark_sources import Meter
 from support import spark_session
 
 from embedlog import batch
-from embedlog.spark.jvm_reader import READER
+from embedlog.spark.spark_session import READER
 
 ROWS = int(os.environ.get("EMBEDLOG_BENCH_SPARK_ROWS", "2000000"))
 APPENDS = int(os.environ.get("EMBEDLOG_BENCH_SPARK_APPENDS", "60"))

@@ -23,7 +23,7 @@ from embedlog.errors import CorruptBatchError, EmbedlogError, UnsupportedFormatE
 from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.segment import END_MARK, SegmentFile, create
-from embedlog.spark import kafka_columns
+from embedlog.spark import columns as spark_columns
 from embedlog.spark.partition_reader import (
     FileChunk,
     LogInputPartition,
@@ -445,7 +445,7 @@ def read_by_spark(root, part, names, *, fast):
     st.booleans(),
     st.tuples(st.floats(0, 1), st.floats(0, 1)),
     st.integers(0, 5),
-    st.lists(st.sampled_from([*kafka_columns.SPARK_TYPES]), min_size=1, unique=True),
+    st.lists(st.sampled_from([*spark_columns.SPARK_TYPES]), min_size=1, unique=True),
 )
 def test_spark_reads_the_same_rows_or_the_same_error(
     root, parts, how, sealed, bounds, epoch, names

@@ -15,7 +15,8 @@ from embedlog.cli import main
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.kafka import KafkaProducer
 from embedlog.kafka import errors as kafka_errors
-from embedlog.spark import batch_write, sink_options
+from embedlog.spark import batch_write
+from embedlog.spark.options import SinkOptions
 
 
 def contents(path):
@@ -48,7 +49,7 @@ def doors(paths):
     yield lambda: embedlog.open(paths, must_exist=True)
     yield lambda: embedlog.open(first, must_exist=True)
     yield lambda: KafkaProducer(bootstrap_servers=f"embedlog://{first}?must_exist=true")
-    options = sink_options.parse({"path": first, "topic": "t", "mustExist": "true"})
+    options = SinkOptions.parse({"path": first, "topic": "t", "mustExist": "true"})
     yield lambda: batch_write.open_log(options).__enter__()
 
 

@@ -41,10 +41,11 @@ with embedlog.open(sys.argv[1]) as log:
     log.housekeeping.rebuild_index()
 
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.kafka_columns import SPARK_TYPES
+from embedlog.spark.columns import SPARK_TYPES
 from embedlog.spark.partition_reader import read_input_partition
-from embedlog.spark.source_options import parse
-options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})
+from embedlog.spark.options import SourceOptions
+topics = {"subscribe": "t,keyed,stamped", "includeHeaders": "true"}
+options = SourceOptions.parse({"path": sys.argv[1], **topics})
 names = tuple(SPARK_TYPES)
 partitions = plan_batch(options)
 batches = [rows for part in partitions for rows in read_input_partition(part, names, True)]

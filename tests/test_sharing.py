@@ -17,10 +17,10 @@ from support.roots import values
 import embedlog
 from embedlog.api import Log
 from embedlog.errors import InvalidConfigError, StorageError
-from embedlog.spark import batch_write, sink_options
+from embedlog.spark import batch_write
 from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.options import SinkOptions, SourceOptions
 from embedlog.spark.partition_reader import read_input_partition
-from embedlog.spark.source_options import parse
 
 GROUP, STRANGER = 65533, 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -65,8 +65,8 @@ def read(plan):
 
 def stage(log: Log):
     """Return what stages a row, as a task does, and what publishes it, as the driver does."""
-    options = sink_options.parse({"path": log.path, "topic": "t"})
-    task = batch_write.plan_write(options)
+    options = SinkOptions.parse({"path": log.path, "topic": "t"})
+    task = batch_write.plan_write(options, [{"name": "value", "type": "binary"}])
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"staged"])})
     return partial(task.stage, [rows], 0, 0), partial(batch_write.publish, options)
 
@@ -102,7 +102,7 @@ def test_a_group_reads_and_stages_and_nothing_else(log: Log) -> None:
 
 
 def plan_of(log: Log):
-    return plan_batch(parse({"path": log.path, "subscribe": "t"}))
+    return plan_batch(SourceOptions.parse({"path": log.path, "subscribe": "t"}))
 
 
 def test_a_group_that_may_only_read_cannot_stage(log: Log) -> None:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedlog.spark.datasource import EmbedlogDataSource
-    from embedlog.spark.jvm_reader import jar_path
-    from embedlog.spark.spark_session import recommended_conf, register, session
+    from embedlog.spark.spark_session import jar_path, recommended_conf, register, session
     from embedlog.spark.stream_offset import offsets_behind_latest
 
 _MODULES = {
     "EmbedlogDataSource": "datasource",
-    "jar_path": "jvm_reader",
+    "jar_path": "spark_session",
     "offsets_behind_latest": "stream_offset",
     "recommended_conf": "spark_session",
     "register": "spark_session",

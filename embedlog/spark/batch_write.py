@@ -27,11 +27,17 @@ from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication, PublishResult
 from embedlog.root.root import Root
 from embedlog.schemas.statistics import text_columns_of
-from embedlog.spark import sink_options, typed_columns, typed_sink
-from embedlog.spark.data_writer import NEW_TOPIC_ID, StagedRows, TargetTopic, WriteTask
+from embedlog.spark.columns import check_column_types, type_name
+from embedlog.spark.data_writer import (
+    NEW_TOPIC_ID,
+    StagedRows,
+    TargetTopic,
+    WriteTask,
+    check_frame,
+)
 from embedlog.spark.log_cache import is_a_log
+from embedlog.spark.options import SinkOptions
 from embedlog.spark.partition_reader import freeze_gc
-from embedlog.spark.sink_options import SinkOptions
 
 _logger = logging.getLogger("embedlog.spark")
 _kept_logs: dict[str, Log] = {}
@@ -59,10 +65,7 @@ def open_log(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
 
 
 def plan_write(
-    options: SinkOptions,
-    *,
-    keep: bool = False,
-    fields: Sequence[dict[str, Any]] | None = None,
+    options: SinkOptions, fields: Sequence[dict[str, Any]], *, keep: bool = False
 ) -> WriteTask:
     """Return the description of a write for its tasks.
 
@@ -71,16 +74,15 @@ def plan_write(
 
     Args:
         options: The options of the writer.
+        fields: The columns of the DataFrame as fields of Spark's schema, in JSON.
         keep: Whether to leave the log open in this process.
-        fields: The columns of the DataFrame as fields of Spark's schema, in JSON; None if they
-            were checked, and their topic is not typed.
 
     Raises:
         InvalidConfigError, SerializationError: The topic cannot take these columns; nothing was
             created.
     """
     freeze_gc()
-    if fields is not None and not is_a_log(options.path):
+    if not is_a_log(options.path):
         _check_bytes(options, fields)
     with open_log(options, keep=keep) as log:
         root = log.root
@@ -88,9 +90,9 @@ def plan_write(
         schema = None
         if options.topic in topics:
             schema = root.context.catalog.schema(topics[options.topic])
-        if fields is not None and schema is not None:
-            typed_sink.check_frame(fields, schema, str(options.topic))
-        elif fields is not None:
+        if schema is not None:
+            check_frame(fields, schema, str(options.topic))
+        else:
             _check_bytes(options, fields)
         if options.topic is not None:
             topics = {options.topic: _target_topic(root, options.topic)}
@@ -114,8 +116,8 @@ def plan_write(
 
 
 def _check_bytes(options: SinkOptions, fields: Sequence[dict[str, Any]]) -> None:
-    types = {field["name"]: typed_columns.type_name(field["type"]) for field in fields}
-    sink_options.check_column_types(types, options.topic)
+    types = {field["name"]: type_name(field["type"]) for field in fields}
+    check_column_types(types, options.topic)
 
 
 def _target_topic(root: Root, name: str) -> TopicInfo:

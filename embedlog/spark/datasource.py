@@ -8,7 +8,6 @@ Options limit the offsets and times instead.
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from embedlog.errors import SparkSetupError
-from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
+from embedlog.spark.options import SinkOptions, SourceOptions, warn_of_ignored
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -45,8 +44,6 @@ except ImportError:  # Spark 4.0 and 4.1 ask for the latest offset without a lim
     ReadAllAvailable = type(None)  # type: ignore[misc, assignment]
     SupportsTriggerAvailableNow = object  # type: ignore[misc, assignment]
 
-_logger = logging.getLogger("embedlog.spark")
-
 
 class EmbedlogDataSource(DataSource):
     """A log as a source and a sink of Spark, with the options and columns of Kafka's.
@@ -62,14 +59,13 @@ class EmbedlogDataSource(DataSource):
         """Return the name of the format."""
         return "embedlog"
 
-    def schema(self) -> str | StructType:
+    def schema(self) -> StructType:
         """Check all options of a reader, and return the columns of the source.
 
         Spark asks for the schema in `load`, so that is where a wrong option is reported.
         """
         from pyspark.sql.types import StructType
 
-        from embedlog.spark.kafka_columns import schema_ddl
         from embedlog.spark.query_schemas import current_schemas
 
         if "provider" in self.options:
@@ -80,21 +76,14 @@ class EmbedlogDataSource(DataSource):
                 ".config('spark.jars', embedlog.spark.jar_path()); without the jar, "
                 "CREATE TEMPORARY VIEW … USING embedlog OPTIONS (…) works.",
             )
-        options = parse(self.options)
-        if options.ignored:
-            _logger.warning(
-                "These options are about brokers and have no effect: %s",
-                ", ".join(options.ignored),
-            )
+        options = SourceOptions.parse(self.options)
+        warn_of_ignored(options.ignored)
         self._schemas = current_schemas(options)
-        columns = self._schemas.columns()
-        if columns is not None:
-            return StructType.fromJson(columns)
-        return schema_ddl(options.include_headers)
+        return StructType.fromJson(self._schemas.columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        return BatchReader(parse(self.options), schema, self._schemas)
+        return BatchReader(SourceOptions.parse(self.options), schema, self._schemas)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a streaming query."""
@@ -102,19 +91,19 @@ class EmbedlogDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a DataFrame; ``overwrite`` is the mode of that name."""
-        from embedlog.spark import sink, sink_options
+        from embedlog.spark import sink
 
-        options = sink_options.parse(self.options)
-        sink_options.check_batch(options, overwrite)
+        options = SinkOptions.parse(self.options)
+        options.check_batch(overwrite)
         return sink.BatchSink(options, schema.jsonValue()["fields"])
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a stream; in complete mode (``overwrite``) rows are appended too."""
-        from embedlog.spark import sink, sink_options
+        from embedlog.spark import sink
 
-        options = sink_options.parse(self.options)
+        options = SinkOptions.parse(self.options)
         return sink.StreamSink(options, schema.jsonValue()["fields"])
 
 
@@ -149,8 +138,7 @@ class BatchReader(LogReader, DataSourceReader):
         self.fields = schema.jsonValue()["fields"]
         self._schemas = QuerySchemas(options) if schemas is None else schemas
         self._schemas.select(self.fields)
-        for name in check_batch(options):
-            _logger.warning("The option %r is for streams and has no effect here", name)
+        options.check_batch()
 
     def partitions(self) -> list[InputPartition]:
         """Return the input partitions as of now; Spark asks once for each `load`."""
@@ -179,8 +167,8 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
     @cached_property
     def options(self) -> SourceOptions:  # type: ignore[override]
         """The options, checked."""
-        options = parse(self._unchecked_options)
-        check_stream(options)
+        options = SourceOptions.parse(self._unchecked_options)
+        options.check_stream()
         return options
 
     @cached_property
@@ -209,18 +197,10 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._stream.latest_offset(start, limited)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
-        """Return a limit other than "all" if the options have one; Spark passes it back.
-
-        Spark cannot combine two limits, so `latestOffset` uses the options instead.
-        """
-        options = self.options
-        if options.max_offsets_per_trigger is not None:
-            return ReadMaxRows(options.max_offsets_per_trigger)
-        if options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(options.max_bytes_per_trigger)
-        if options.min_offsets_per_trigger is not None:
-            return ReadMinRows(options.min_offsets_per_trigger)
-        return ReadAllAvailable()
+        """Return a limit other than "all" if the options have one; Spark passes it back."""
+        limits = {"rows": ReadMaxRows, "bytes": ReadMaxBytes, "min_rows": ReadMinRows}
+        limit = self.options.limit
+        return ReadAllAvailable() if limit is None else limits[limit[0]](limit[1])
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end of the log; see `offsets_behind_latest`."""

@@ -20,8 +20,9 @@ from embedlog.partition import PartitionLog
 from embedlog.partition.lookup import Extent, extents, narrow, offset_near
 from embedlog.record import TopicPartition
 from embedlog.schemas.topic_schema import TopicSchema
-from embedlog.spark import pushed_filters
+from embedlog.spark import filters as query_filters
 from embedlog.spark.log_cache import LogCache
+from embedlog.spark.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.plan import (
     FileChunk,
     LogInputPartition,
@@ -31,7 +32,6 @@ from embedlog.spark.plan import (
 )
 from embedlog.spark.query_schemas import QuerySchemas
 from embedlog.spark.source import LogSource
-from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 
 _MAX_LEASE_ATTEMPTS = 10
 """Attempts to lease records while retention deletes the first of them."""
@@ -113,14 +113,14 @@ def plan_batch(
 
     Args:
         options: The options of the reader.
-        filters: ``(column, op, value)``, as in `pushed_filters`.
+        filters: ``(column, op, value)``, as in `embedlog.spark.filters`.
         limit: The query needs this many of the records, no matter which.
         cores: How many tasks run at once; by default the cores that this process may use.
         cache: Where the log stays open for other queries.
         session: The Spark session, whose batch queries share leases; by default the JVM that
             started this process.
         schemas: Those of typed topics; by default the current ones.
-        column_filters: Filters on the columns of typed topics, as in `column_filters`; the
+        column_filters: Filters on the columns of typed topics, as in `embedlog.spark.filters`; the
             query applies them again.
 
     Raises:
@@ -131,7 +131,7 @@ def plan_batch(
         OffsetOutOfRangeError: The query starts after its end, or ends past the end of the log.
         DataLossError: It starts at deleted records, and failOnDataLoss is true.
     """
-    pushed = pushed_filters.parse(filters)
+    pushed = query_filters.parse(filters)
     # Of the records before the limit, a filter that Spark applies again may leave too few.
     limit = limit if pushed.exact and not column_filters else None
     with closing(LogSource(options, durable=False, cache=cache)) as source:
@@ -147,10 +147,7 @@ def plan_batch(
                 break
         logs, by_topic = source.partitions(), schemas.schemas
         if column_filters and by_topic:
-            # Not for topics of bytes: it needs pyarrow.
-            from embedlog.spark.column_filters import narrow
-
-            ranges = narrow(column_filters, by_topic, logs, ranges)
+            ranges = query_filters.narrow(column_filters, by_topic, logs, ranges)
         return plan_input_partitions(options, logs, ranges, cores, limit, by_topic)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import embedlog
@@ -56,6 +57,15 @@ class LogCache:
             if log in self._users:
                 self._users[log] -= 1
         self._close_unused()
+
+    @contextmanager
+    def using(self, path: str) -> Iterator[Log]:
+        """Yield the log at a path; see `acquire`."""
+        log = self.acquire(path)
+        try:
+            yield log
+        finally:
+            self.release(log)
 
     def open_logs(self) -> list[Log]:
         """Return the logs that are open."""

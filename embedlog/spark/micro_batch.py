@@ -26,10 +26,10 @@ from embedlog.partition.lookup import end_within, extents
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.spark.input_partitions import plan_input_partitions
 from embedlog.spark.log_cache import LogCache
+from embedlog.spark.options import LATEST, OffsetBound, SourceOptions
 from embedlog.spark.plan import LogInputPartition, PartitionOffsets
 from embedlog.spark.query_schemas import QuerySchemas
 from embedlog.spark.source import LogSource, Offsets, logger
-from embedlog.spark.source_options import LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
 Json = dict[str, Any]

@@ -81,10 +81,10 @@ class TopicVersions(NamedTuple):
 
         Returns:
             ``{"columns": columns_to_json(…), "segments": {version: segment_columns(…)}}``, with the
-            functions of `typed_columns`.
+            functions of `embedlog.spark.columns`.
         """
         # Not for topics of bytes: they need no pyarrow.
-        from embedlog.spark.typed_columns import columns_to_json, segment_columns
+        from embedlog.spark.columns import columns_to_json, segment_columns
 
         segments = {str(number): segment_columns(schema) for number, schema in self.stored.items()}
         return {"columns": columns_to_json(self.read), "segments": segments}

@@ -1,4 +1,4 @@
-"""Plans the queries of one Spark session; `planner` calls it for Spark's driver in the JVM.
+"""Plans the queries and writes of one Spark session; `planner` calls it for Spark's driver.
 
 Every argument and result is JSON.  A call that failed halfway may be repeated: those of readers
 change no log, except for leases and for offsets that are committed to a group, and a publication
@@ -12,40 +12,41 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
 from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
-from embedlog.spark import (
-    kafka_columns,
-    query_schemas,
-    sink_options,
-    table_options,
-    topic_tables,
-)
+from embedlog.spark import options as spark_options
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.log_cache import LogCache
 from embedlog.spark.micro_batch import MicroBatchStream, StreamState
-from embedlog.spark.option_reader import OptionReader
+from embedlog.spark.options import OptionReader, SinkOptions, SourceOptions
 from embedlog.spark.plan import plan_to_json
+from embedlog.spark.query_schemas import check_topics, current_schemas
 from embedlog.spark.source import batch_lease_prefix
-from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 from embedlog.spark.stream_offset import StreamOffset
-from embedlog.spark.write_planner import WritePlanner
+from embedlog.spark.topic_tables import TopicTables
+
+if TYPE_CHECKING:
+    from embedlog.spark.data_writer import StagedRows
 
 Json = dict[str, Any]
-T = TypeVar("T")
+
+_MAX_OPTIONS = 64
+"""Options of so many writers are kept, so that a stream checks its own, and warns, once."""
 
 _logger = logging.getLogger("embedlog.spark")
 
 
-class QueryPlanner(WritePlanner):
+class QueryPlanner(TopicTables):
     """The open streams and logs of a Spark session, and the methods that Spark's driver calls.
 
-    Any thread may call it, but the calls for one stream must not overlap.
+    Any thread may call it, but the calls for one stream must not overlap.  A log that was written
+    to stays open for the next write.  Everything that needs pyarrow is imported by the first query
+    or write that needs it.
     """
 
     METHODS = (
@@ -58,7 +59,8 @@ class QueryPlanner(WritePlanner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._logs = LogCache()
+        self._lock = threading.Lock()
+        self._sink_options: dict[tuple[tuple[str, str], ...], SinkOptions] = {}
         self._session = str(uuid.uuid4())
         self._streams: dict[int, MicroBatchStream] = {}
         self._stream_numbers = itertools.count(1)
@@ -70,60 +72,43 @@ class QueryPlanner(WritePlanner):
                 self.close_stream(stream)
             except EmbedlogError as error:
                 _logger.warning("A lease is left to its time limit: %s", error)
-        for log in self._logs.open_logs():
+        for log in self.logs.open_logs():
             try:
                 release_all(log.root.context, batch_lease_prefix(self._session))
             except EmbedlogError as error:
                 _logger.warning("A lease is left to its time limit: %s", error)
-        self._logs.close()
+        self.logs.close()
 
     def is_open(self, stream: object) -> bool:
         """Whether this is the number of an open stream."""
         return isinstance(stream, int) and stream in self._streams
 
-    def check_reader(
-        self,
-        options: Json,
-        fields: Sequence[Sequence[str]] | None = None,
-        schema: str | None = None,
-    ) -> Json:
+    def check_reader(self, options: Json, schema: str | None = None) -> Json:
         """Check all options of a reader; of the log, only whether its topics are typed.
 
         Args:
             options: The options of the reader.
-            fields: The columns that the user asks for, as pairs of name and type; None is all.
-            schema: The same as the JSON of a ``StructType``.
+            schema: The columns that the user asks for, as the JSON of a ``StructType``; None is
+                all.
 
         Returns:
-            The columns to read, as such pairs, or as "schema" if the topics are typed; the names
-            of the topics for descriptions; whether the loss of records fails the query; and as
-            "typed" what `typed_reader` returns, or None.
+            The columns to read as "schema"; the names of the topics for descriptions; whether the
+            loss of records fails the query; and as "typed" what `QuerySchemas.to_json` returns.
         """
-        parsed = parse(options)
-        if parsed.ignored:
-            _logger.warning(
-                "These options are about brokers and have no effect: %s", ", ".join(parsed.ignored)
-            )
+        parsed = SourceOptions.parse(options)
+        spark_options.warn_of_ignored(parsed.ignored)
         names, pattern, assigned = parsed.subscription
         return {
-            **self._check_columns(parsed, fields, schema),
+            **self._check_columns(parsed, schema),
             "topics": ",".join(names or assigned or ()) if pattern is None else pattern,
             "fail_on_data_loss": parsed.fail_on_data_loss,
         }
 
-    def _check_columns(
-        self, options: SourceOptions, fields: Sequence[Sequence[str]] | None, schema: str | None
-    ) -> Json:
-        typed = query_schemas.typed_reader(self._logs, options, schema)
-        if typed is not None:
-            return typed
-        if fields is None:
-            names = kafka_columns.columns(options.include_headers)
-        else:
-            pairs = [(name, spark_type) for name, spark_type in fields]
-            names = kafka_columns.projected_columns(pairs, options.include_headers)
-        types = [[name, kafka_columns.SPARK_TYPES[name]] for name in names]
-        return {"columns": types, "typed": None}
+    def _check_columns(self, options: SourceOptions, schema: str | None) -> Json:
+        fields = None if schema is None else json.loads(schema)["fields"]
+        schemas = current_schemas(options, self.logs, fields)
+        columns = json.dumps(schemas.columns()) if schema is None else schema
+        return {"schema": columns, "typed": schemas.to_json()}
 
     def plan_batch(
         self,
@@ -137,16 +122,15 @@ class QueryPlanner(WritePlanner):
 
         Args:
             options: The options of the reader.
-            filters: ``(column, op, value)``, as in `pushed_filters`.
+            filters: ``(column, op, value)``, as in `filters`.
             limit: The query needs this many of the records, no matter which.
             cores: How many tasks run at once.
-            column_filters: Those on the columns of typed topics, as in `column_filters`.
+            column_filters: Those on the columns of typed topics, as in `filters`.
         """
-        parsed = parse(options)
-        for name in check_batch(parsed):
-            _logger.warning("The option %r is for streams and has no effect here", name)
+        parsed = SourceOptions.parse(options)
+        parsed.check_batch()
         partitions = plan_batch(
-            *(parsed, filters, limit, cores, self._logs, self._session),
+            *(parsed, filters, limit, cores, self.logs, self._session),
             column_filters=column_filters,
         )
         return plan_to_json(parsed.path, partitions)
@@ -163,12 +147,15 @@ class QueryPlanner(WritePlanner):
         Returns:
             The number of the "stream", its "limit" for each micro-batch and its "lease".
         """
-        parsed = parse(options)
-        check_stream(parsed)
-        stream = MicroBatchStream(parsed, state=_stream_state(state or {}), cache=self._logs)
+        parsed = SourceOptions.parse(options)
+        parsed.check_stream()
+        stream = MicroBatchStream(parsed, state=_stream_state(state or {}), cache=self.logs)
         number = next(self._stream_numbers)
         self._streams[number] = stream
-        return {"stream": number, "limit": _limit(parsed), "lease": stream.state.lease_name}
+        limit = parsed.limit
+        if limit is not None and limit[0] == "min_rows":
+            limit = (*limit, parsed.max_trigger_delay_ms)  # type: ignore[assignment]
+        return {"stream": number, "limit": limit, "lease": stream.state.lease_name}
 
     def initial_offset(self, stream: int) -> Json:
         """Return where a new query starts."""
@@ -205,65 +192,26 @@ class QueryPlanner(WritePlanner):
         if self.is_open(stream):
             self._streams.pop(stream).close()
 
-    def check_table(
-        self,
-        options: Json,
-        fields: Sequence[Sequence[str]] | None = None,
-        schema: str | None = None,
-    ) -> Json:
+    def check_table(self, options: Json, schema: str | None = None) -> Json:
         """Check all options of a table, and return its columns as `check_reader` does.
 
         Args:
             options: The options of the table, for reading and for writing.
-            fields: The columns that its user declared, as pairs of name and type; None is all.
-            schema: The same as the JSON of a ``StructType``.
+            schema: The columns that its user declared, as the JSON of a ``StructType``; None is
+                all.
         """
-        parsed = table_options.check(options)
-        query_schemas.check_topics(self._logs, parsed, [name for name, _ in fields or ()])
-        return self._check_columns(parsed, fields, schema)
+        parsed = spark_options.check_table(options)
+        fields = [] if schema is None else json.loads(schema)["fields"]
+        check_topics(self.logs, parsed, [field["name"] for field in fields])
+        return self._check_columns(parsed, schema)
 
     def table_reader_options(self, options: Json, of_query: Json) -> Json:
         """Return the options with which a query reads a table."""
-        return table_options.reader_options(options, of_query)
+        return spark_options.reader_options(options, of_query)
 
     def table_writer_options(self, options: Json, of_query: Json) -> Json:
         """Return the options with which a query writes to a table."""
-        return table_options.writer_options(options, of_query)
-
-    def tables(self, options: Json) -> list[str]:
-        """Return the topics of a log, which are the tables of a catalog with these options."""
-        return topic_tables.topics(self._logs, options)
-
-    def table(self, options: Json, topic: str) -> Json | None:
-        """Return the properties of a topic; None if there is no such topic."""
-        return topic_tables.properties(self._logs, options, topic)
-
-    def create_table(
-        self, options: Json, topic: str, schema: str, properties: Json, for_query: bool = False
-    ) -> str:
-        """Create a topic; see `topic_tables.create_topic`.
-
-        Args:
-            options: The options of the catalog.
-            topic: The name.
-            schema: The columns, as the JSON of a ``StructType``.
-            properties: The properties of the table.
-            for_query: Whether the rows of a query are written to it next.
-        """
-        fields = json.loads(schema)["fields"]
-        return topic_tables.create_topic(self._logs, options, topic, fields, properties, for_query)
-
-    def alter_table(self, options: Json, topic: str, properties: Json) -> bool:
-        """Change the properties of a topic; return False if there is no such topic."""
-        return topic_tables.alter_topic(self._logs, options, topic, properties)
-
-    def alter_columns(self, options: Json, topic: str, changes: Sequence[Json]) -> bool:
-        """Change the columns of a topic; return False if there is no such topic."""
-        return topic_tables.alter_columns(self._logs, options, topic, changes)
-
-    def drop_table(self, options: Json, topic: str) -> bool:
-        """Delete a topic; return False if there is no such topic."""
-        return topic_tables.delete_topic(self._logs, options, topic)
+        return spark_options.writer_options(options, of_query)
 
     def is_typed_topic(self, options: Json, schema: str | None = None) -> bool:
         """Whether the topic of a writer exists and is typed: then Python writes to it.
@@ -279,26 +227,117 @@ class QueryPlanner(WritePlanner):
             InvalidConfigError, SerializationError: The typed topic cannot take these columns, or
                 an option is wrong.
         """
-        topic = OptionReader(options).raw("topic")
+        reader = OptionReader(options)
         try:
-            log = self._logs.acquire(OptionReader(options).root())
+            path, topic = reader.root(), reader.raw("topic")
+            with self.logs.using(path) as log:
+                info = None if topic is None else log.root.topics().get(topic)
+                columns = None if info is None else log.root.context.catalog.schema(info)
         except EmbedlogError:
             return False
-        try:
-            info = None if topic is None else log.root.topics().get(topic)
-            if info is None or not info.schema_version:
-                return False
-            if schema is not None:
-                # Not for topics of bytes: it needs pyarrow.
-                from embedlog.spark.typed_sink import check_frame
+        if columns is not None and schema is not None:
+            # Not for topics of bytes: it needs pyarrow.
+            from embedlog.spark.data_writer import check_frame
 
-                sink_options.parse(options)
-                columns = log.root.context.catalog.schema(info)
-                assert columns is not None
-                check_frame(json.loads(schema)["fields"], columns, info.name)
-            return True
-        finally:
-            self._logs.release(log)
+            SinkOptions.parse(options)
+            check_frame(json.loads(schema)["fields"], columns, str(topic))
+        return columns is not None
+
+    def plan_write(self, options: Json, schema: str, batch: bool, overwrite: bool) -> Json:
+        """Check a write, create its topic if that is possible now, and plan its tasks.
+
+        Args:
+            options: The options of the writer.
+            schema: The columns of the rows, as ``StructType.json()``.
+            batch: Whether it is a write of one DataFrame, not a micro-batch.
+            overwrite: Whether the mode of a batch is ``overwrite``.
+
+        Returns:
+            The "root" of the log, the "directory" of the staged files in it, the "topic" of all
+            rows or None, the "targets", which are the topics with their ids, numbers of
+            partitions, limits and compressions, and whether a publication is "repeatable".
+        """
+        from embedlog.spark import batch_write
+
+        parsed = self._parse(options)
+        if batch:
+            parsed.check_batch(overwrite)
+        task = batch_write.plan_write(parsed, json.loads(schema)["fields"], keep=True)
+        return {
+            "root": task.path,
+            "directory": task.directory,
+            "topic": task.topic,
+            "targets": [
+                [target.name, target.id, target.partitions, *target.limits, target.compression]
+                for target in task.targets.values()
+            ],
+            "repeatable": parsed.txn_app_id is not None,
+        }
+
+    def publish_batch(self, options: Json, staged: Sequence[Json], topics: Sequence[int]) -> Json:
+        """Publish what the tasks of a batch write staged: all of it, or nothing.
+
+        Must not be called again if the result is unknown, unless the options have a ``txnAppId``.
+
+        Args:
+            options: The options of the writer.
+            staged: What each task staged, in the order of the tasks.
+            topics: The ids of topics that count as written to even without rows.
+
+        Returns:
+            How many "records" were published: none if this version was published before.
+        """
+        from embedlog.spark import batch_write
+
+        parsed = self._parse(options)
+        publication = batch_write.batch_publication(parsed, topics)
+        result = batch_write.publish(parsed, _staged_rows(staged), publication, keep=True)
+        return {"records": result.records}
+
+    def publish_micro_batch(
+        self,
+        options: Json,
+        staged: Sequence[Json],
+        batch_id: int,
+        query_id: str,
+        run_id: str | None = None,
+    ) -> Json:
+        """Publish what the tasks of a micro-batch staged, unless it was published before.
+
+        Args:
+            options: The options of the writer.
+            staged: What each task staged, in the order of the tasks.
+            batch_id: The number of the micro-batch.
+            query_id: The id of the query, which the checkpoint keeps.
+            run_id: The id of this run of the query, for messages.
+
+        Returns:
+            How many "records" were published.
+        """
+        from embedlog.spark import batch_write
+
+        parsed = self._parse(options)
+        publication = batch_write.micro_batch_publication(parsed, query_id, run_id, batch_id)
+        result = batch_write.publish(parsed, _staged_rows(staged), publication, keep=True)
+        return {"records": result.records}
+
+    def discard(self, options: Json, staged: Sequence[Json]) -> None:
+        """Remove what the tasks of a write staged; what was published is a copy, and stays."""
+        from embedlog.spark import batch_write
+
+        batch_write.discard(self._parse(options), _staged_rows(staged))
+
+    def _parse(self, options: Mapping[str, str]) -> SinkOptions:
+        key = tuple(sorted(options.items()))
+        with self._lock:
+            parsed = self._sink_options.get(key)
+        if parsed is None:
+            parsed = SinkOptions.parse(options)
+            with self._lock:
+                if len(self._sink_options) >= _MAX_OPTIONS:
+                    self._sink_options.clear()
+                self._sink_options[key] = parsed
+        return parsed
 
     def _stream(self, number: int) -> MicroBatchStream:
         if not self.is_open(number):
@@ -306,17 +345,6 @@ class QueryPlanner(WritePlanner):
                 f"The planner has no open stream {number!r}", todo="Start the query again."
             )
         return self._streams[number]
-
-
-def _limit(options: SourceOptions) -> list[Any] | None:
-    """Return the limit to show to Spark, which passes it back unless it is to be ignored."""
-    if options.max_offsets_per_trigger is not None:
-        return ["rows", options.max_offsets_per_trigger]
-    if options.max_bytes_per_trigger is not None:
-        return ["bytes", options.max_bytes_per_trigger]
-    if options.min_offsets_per_trigger is not None:
-        return ["min_rows", options.min_offsets_per_trigger, options.max_trigger_delay_ms]
-    return None
 
 
 def _stream_state(state: Json) -> StreamState:
@@ -342,3 +370,22 @@ def _offset(value: Mapping[str, Any]) -> Json:
             todo="Use the checkpoint of a query that read a log, or an empty directory.",
         ) from error
     return dict(value)
+
+
+def _staged_rows(staged: Sequence[Json]) -> list[StagedRows]:
+    """Return the rows that tasks staged, as `StagedRows.java` writes them."""
+    from embedlog.publish.staging import StagedBatch, StagedFile
+    from embedlog.spark.data_writer import StagedRows
+
+    return [
+        StagedRows(
+            StagedFile(
+                task["path"],
+                tuple((topic, topic_id, number) for topic, topic_id, number in task["partitions"]),
+                tuple(StagedBatch(*batch) for batch in task["batches"]),
+                task["records"],
+            ),
+            task["placed_by_key"],
+        )
+        for task in staged
+    ]

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from embedlog.errors import EmbedlogError
 from embedlog.publish.transaction import Publication
 from embedlog.spark.data_writer import StagedRows
-from embedlog.spark.sink_options import SinkOptions
+from embedlog.spark.options import SinkOptions
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -52,7 +52,7 @@ class StagingWriter:
         from embedlog.spark import batch_write
 
         self.options = options
-        self.task = batch_write.plan_write(options, keep=self.keep_log, fields=fields)
+        self.task = batch_write.plan_write(options, fields, keep=self.keep_log)
 
     def write(self, iterator: Iterator[Any]) -> StagedCommitMessage:
         """Stage the rows of a task."""

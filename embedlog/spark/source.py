@@ -13,8 +13,8 @@ from embedlog.partition import PartitionLog, flush
 from embedlog.partition.leases import Lease, extend
 from embedlog.record import TopicPartition
 from embedlog.spark.log_cache import LogCache, open_existing_log
+from embedlog.spark.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.query_schemas import selected_topics
-from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
 logger = logging.getLogger("embedlog.spark")
@@ -239,7 +239,7 @@ class LogSource:
             match = log.offset_for_timestamp(number)
             if match is not None and match.offset < end:
                 return match.offset
-            if side == "starting" and not self.options.latest_if_no_timestamp:
+            if side == "starting" and self.options.no_timestamp == "error":
                 raise errors.OffsetOutOfRangeError(
                     f"No record has a timestamp at or after {number} ms",
                     **topic_partition._asdict(),

@@ -2,6 +2,10 @@
 
 If Java, a package or the workers' Python is missing, Spark fails with pages of
 errors from another process; this module checks it first and reports one sentence.
+
+The jar has the reader that runs in Spark's JVM.  Without the jar, with Spark Connect, or with a
+version of Spark that the jar was not tested with, the Python source serves: the same answers, more
+slowly.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,10 +25,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import SparkSetupError
-from embedlog.spark import jvm_reader
+from embedlog.version import TESTED_SPARK_VERSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 MIN_JAVA_VERSION = 17
 _LOG4J_FILE = "LOG4J_CONFIGURATION_FILE"
@@ -95,7 +101,7 @@ def session(
     settings = {"spark.master": "local[*]", **recommended_conf(), **(conf or {})}
     if master is not None:
         settings["spark.master"] = master
-    jvm_reader.add_jar(settings, pyspark.__version__)
+    add_jar(settings, pyspark.__version__)
     builder = SparkSession.builder.appName(app_name).config(map=settings)
     with default_log4j_settings(), worker_startup_for_jvm(), warnings.catch_warnings():
         # Whoever uses pandas gets this warning there as well.
@@ -175,7 +181,7 @@ def register(spark: SparkSession) -> None:
     from embedlog.spark.datasource import EmbedlogDataSource
 
     spark.dataSource.register(EmbedlogDataSource)
-    jvm_reader.report_reader(spark)
+    report_reader(spark)
 
 
 def add_worker_startup(environment: MutableMapping[str, str]) -> None:
@@ -271,3 +277,71 @@ def check_worker_python(python: str) -> None:
         path=python,
         todo=f"Set PYSPARK_PYTHON={sys.executable} before you make the session, or use session().",
     )
+
+
+READER = "spark.embedlog.reader"
+"""The setting of a session that selects the reader: "jvm" or "python"."""
+
+_JAR = os.path.join(os.path.dirname(__file__), "embedlog-spark.jar")
+_logger = logging.getLogger("embedlog.spark")
+_reported = False
+
+
+def jar_path() -> str:
+    """Return the path of the jar for Spark's setting ``spark.jars``.
+
+    Raises:
+        SparkSetupError: This installation has no jar.
+    """
+    if not os.path.exists(_JAR):
+        raise SparkSetupError(
+            "This installation of embedlog has no jar for Spark's JVM",
+            path=_JAR,
+            todo="It was built without a JDK: run `make jar` in the repository with a JDK 17, and "
+            "build and install the wheel again. Without the jar, Python reads the log.",
+        )
+    return _JAR
+
+
+def problem(version: str) -> str | None:
+    """Return why the reader in the JVM cannot serve a version of Spark; None if it can."""
+    if not os.path.exists(_JAR):
+        return "this installation of embedlog has no jar, since it was built without a JDK 17"
+    if ".".join(version.split(".")[:2]) not in TESTED_SPARK_VERSIONS:
+        return f"it was not tested with Spark {version}"
+    return None
+
+
+def add_jar(settings: dict[str, Any], version: str) -> None:
+    """Add the jar to the settings of a new session, unless Python is to read."""
+    if settings.get(READER) != "python" and problem(version) is None:
+        jars = [jar for jar in str(settings.get("spark.jars", "")).split(",") if jar]
+        settings["spark.jars"] = ",".join(dict.fromkeys([*jars, _JAR]))
+
+
+def report_reader(spark: SparkSession) -> None:
+    """Warn once per process if Python serves a session that does not ask for it."""
+    global _reported
+    if _reported or spark.conf.get(READER, None) == "python" or is_loaded(spark):
+        return
+    _reported = True
+    reason = problem(spark.version)
+    if reason is None:
+        reason = "this session was started without its jar"
+        todo = " Start it with .config('spark.jars', embedlog.spark.jar_path())."
+    else:
+        todo = ""
+    _logger.warning(
+        "The log is read by Python, which is slower than the reader in the JVM: %s.%s "
+        "(%s=python hides this message.)",
+        reason,
+        todo,
+        READER,
+    )
+
+
+def is_loaded(spark: SparkSession) -> bool:
+    """Whether the JVM of a session has the reader; False for a remote session."""
+    jvm = getattr(spark, "_jvm", None)
+    # py4j returns a package for the name of a class that does not exist.
+    return jvm is not None and type(jvm.embedlog.spark.EmbedlogSource).__name__ == "JavaClass"

@@ -18,8 +18,8 @@ from support.spark_session import begin, faults_of
 import embedlog
 from embedlog.api import Log
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.jvm_reader import READER
-from embedlog.spark.source_options import parse
+from embedlog.spark.options import SourceOptions
+from embedlog.spark.spark_session import READER
 
 IN_PYTHON = ("test_spark_source.py", "test_spark_sink.py")
 """The files whose tests of the tier `test` run with the reader in Python as well."""
@@ -100,7 +100,7 @@ def rows(options: Callable[..., dict[str, str]]) -> Callable[..., list[dict[str,
     """Plan and read a batch query in this process, without Spark, and return its rows."""
 
     def rows(names: tuple[str, ...] = ALL, **overrides: Any) -> list[dict[str, Any]]:
-        return read_all(plan_batch(parse(options(**overrides))), names)
+        return read_all(plan_batch(SourceOptions.parse(options(**overrides))), names)
 
     return rows
 

@@ -22,7 +22,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import TopicPartition
-from embedlog.spark import input_partitions, kafka_columns, partition_reader
+from embedlog.spark import columns as spark_columns
+from embedlog.spark import input_partitions, partition_reader
 from embedlog.spark.input_partitions import (
     PartitionOffsets,
     pack_slices,
@@ -31,8 +32,8 @@ from embedlog.spark.input_partitions import (
     split_counts,
     task_count,
 )
+from embedlog.spark.options import SourceOptions
 from embedlog.spark.partition_reader import LogInputPartition, PartitionSlice
-from embedlog.spark.source_options import parse
 
 
 def row_counts(partition, names=("offset",)):
@@ -72,16 +73,16 @@ def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
         *(sql.BinaryType(), sql.BinaryType(), sql.StringType(), sql.IntegerType(), sql.LongType()),
         *(sql.TimestampType(), sql.IntegerType(), sql.ArrayType(header)),
     ]
-    fields = zip(kafka_columns.SPARK_TYPES, column_types, strict=True)
+    fields = zip(spark_columns.SPARK_TYPES, column_types, strict=True)
     schema = sql.StructType([sql.StructField(name, column_type) for name, column_type in fields])
     send("t", {0: [1, 2]}, headers=[("a", b"b")])
 
-    (partition,) = plan_batch(parse(options()))
+    (partition,) = plan_batch(SourceOptions.parse(options()))
     (rows_batch,) = partition_reader.read_input_partition(partition, tuple(schema.names), True)
 
     assert rows_batch.schema.equals(arrow_schema_of(schema))
     assert [column_type.simpleString() for column_type in column_types] == list(
-        kafka_columns.SPARK_TYPES.values()
+        spark_columns.SPARK_TYPES.values()
     )
 
 
@@ -90,13 +91,15 @@ def test_the_schema_is_the_one_that_spark_expects(rows, send, options):
     [
         ([("value", "string")], "no column value of type string"),
         ([("valeu", "binary")], "no column valeu"),
-        ([("headers", kafka_columns.SPARK_TYPES["headers"])], "includeHeaders"),
+        ([("headers", spark_columns.SPARK_TYPES["headers"])], "includeHeaders"),
     ],
 )
 def test_a_schema_with_unknown_columns_is_refused(fields, message):
     """The column "headers" is unknown without includeHeaders."""
     with pytest.raises(InvalidConfigError, match=message):
-        kafka_columns.projected_columns(fields, include_headers=False)
+        spark_columns.check_bytes_projection(
+            [spark_columns.field_json(*field) for field in fields], headers=False
+        )
 
 
 def test_a_timestamp_out_of_sparks_range_is_an_error(log, rows):
@@ -113,7 +116,7 @@ def test_large_batches_are_yielded_in_parts(log, options):
     log.alter_topic("t", {"max.message.bytes": 10 << 20})
     log.partition("t", 0).append([encoded(*[b""] * 150_000)])
 
-    (partition,) = plan_batch(parse(options(assign='{"t": [0]}')))
+    (partition,) = plan_batch(SourceOptions.parse(options(assign='{"t": [0]}')))
     sizes = row_counts(partition)
 
     assert sizes == [65_536, 65_536, 18_928]
@@ -162,7 +165,7 @@ def test_a_topic_or_partition_that_does_not_exist_is_an_error(log, rows):
 def test_a_path_without_a_log_is_an_error_and_not_created(tmp_path, options):
     """Otherwise a typing error in the path would give an empty result."""
     with pytest.raises(NotALogError, match="There is no log here"):
-        plan_batch(parse({"path": str(tmp_path / "nolog"), "subscribe": "t"}))
+        plan_batch(SourceOptions.parse({"path": str(tmp_path / "nolog"), "subscribe": "t"}))
     assert not (tmp_path / "nolog").exists()
 
 
@@ -235,7 +238,7 @@ def test_input_partitions_pickle_to_few_bytes(log, options, send):
     """Spark sends them with each task."""
     send("t", {0: range(100), 1: range(100)})
 
-    tasks = plan_batch(parse(options()))
+    tasks = plan_batch(SourceOptions.parse(options()))
 
     assert len(tasks) == 2
     assert all(len(pickle.dumps(partition)) < 1000 for partition in tasks)
@@ -276,7 +279,9 @@ def test_ranges_are_split_in_proportion_to_their_sizes(sizes, total, counts):
 )
 def test_the_number_of_tasks_depends_on_bytes_and_cores(sizes, cores, limits, tasks):
     """A task costs tens of milliseconds, and so does an idle core."""
-    options = parse({"path": "/p", "subscribe": "t", **{k: str(v) for k, v in limits.items()}})
+    options = SourceOptions.parse(
+        {"path": "/p", "subscribe": "t", **{k: str(v) for k, v in limits.items()}}
+    )
 
     assert task_count(sizes, cores, options) == tasks
 
@@ -332,7 +337,9 @@ def _filled(log, segments):
 def test_a_split_is_complete_and_even(log, monkeypatch, tasks):
     """Each offset is in one task, and tasks read about the same number of bytes."""
     partition_log = _filled(log, 4)
-    options = parse({"path": log.path, "subscribe": "big", "minPartitions": str(tasks)})
+    options = SourceOptions.parse(
+        {"path": log.path, "subscribe": "big", "minPartitions": str(tasks)}
+    )
     monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1})
 
     offset_range = PartitionOffsets(TopicPartition("big", 0), 3, partition_log.end_offset())
@@ -359,18 +366,18 @@ def test_few_rows_in_one_batch_can_be_split_too(rows, options, send):
     """The tasks read the same batch and take different rows of it."""
     send("t", {0: range(12)})
 
-    tasks = plan_batch(parse(options(minPartitions=4)))
+    tasks = plan_batch(SourceOptions.parse(options(minPartitions=4)))
 
     assert len(tasks) == 4
     assert values_of(rows(minPartitions=4)) == list(range(12))
-    assert len(plan_batch(parse(options(minPartitions=100)))) <= 12
+    assert len(plan_batch(SourceOptions.parse(options(minPartitions=100)))) <= 12
 
 
 def test_no_task_has_more_records_than_allowed(options, rows, send):
     """The limit is maxRecordsPerPartition."""
     send("t", {0: range(25), 1: range(100, 103)})
 
-    tasks = plan_batch(parse(options(maxRecordsPerPartition=10)))
+    tasks = plan_batch(SourceOptions.parse(options(maxRecordsPerPartition=10)))
 
     sizes = [
         part_slice.until_offset - part_slice.from_offset
@@ -384,7 +391,9 @@ def test_no_task_has_more_records_than_allowed(options, rows, send):
 def test_tasks_are_no_larger_than_allowed(log):
     """The limit is maxBytesPerPartition; it is approximate."""
     partition_log = _filled(log, 4)
-    options = parse({"path": log.path, "subscribe": "big", "maxBytesPerPartition": "100000"})
+    options = SourceOptions.parse(
+        {"path": log.path, "subscribe": "big", "maxBytesPerPartition": "100000"}
+    )
 
     tasks = plan_batch(options)
 
@@ -403,7 +412,7 @@ def test_planning_reads_no_data(log, options, send, monkeypatch):
         files, "open", lambda self, path, **how: opened.append(path) or open_file(self, path, **how)
     )
 
-    assert plan_batch(parse(options(minPartitions=5)))
+    assert plan_batch(SourceOptions.parse(options(minPartitions=5)))
 
     assert [path for path in opened if path.endswith(".arrows")] == []
 
@@ -414,7 +423,7 @@ def test_planning_reads_no_data(log, options, send, monkeypatch):
 def test_a_deleted_file_is_a_data_loss(log, options, send):
     """The query fails, or reads the rest."""
     send("t", {0: range(10), 1: range(100, 110)})
-    tasks = plan_batch(parse(options()))
+    tasks = plan_batch(SourceOptions.parse(options()))
     log.delete_topic("t")
 
     with pytest.raises(DataLossError, match="was deleted after the query was planned"):
@@ -429,7 +438,7 @@ def test_a_deleted_file_is_a_data_loss(log, options, send):
 def test_a_log_that_was_truncated_and_written_again_is_a_data_loss(log, options, send):
     """Other records have these offsets; their batches have a later leader epoch."""
     send("t", {0: range(10)})
-    (partition,) = plan_batch(parse(options()))
+    (partition,) = plan_batch(SourceOptions.parse(options()))
     (part_slice,) = partition.slices
     (chunk,) = part_slice.chunks
 
@@ -453,7 +462,7 @@ def test_a_log_that_was_truncated_and_written_again_is_a_data_loss(log, options,
 def test_damage_is_an_error_even_without_fail_on_data_loss(log, options, send):
     """failOnDataLoss is about deleted records only."""
     send("t", {0: [b"abcdefgh" * 50]})
-    tasks = plan_batch(parse(options()))
+    tasks = plan_batch(SourceOptions.parse(options()))
     path = os.path.join(log.path, tasks[0].slices[0].chunks[0].path)
     with open(path, "r+b") as file:
         data = file.read()
@@ -469,7 +478,7 @@ def test_damage_is_an_error_even_without_fail_on_data_loss(log, options, send):
 def test_an_executor_without_the_log_says_so(log, options, send, tmp_path):
     """The log must have the same path on every host."""
     send("t", {0: range(10)})
-    (planned,) = plan_batch(parse(options()))
+    (planned,) = plan_batch(SourceOptions.parse(options()))
     partition = LogInputPartition(str(tmp_path / "elsewhere"), planned.slices)
 
     with pytest.raises(NotALogError, match="The log is not on this host"):
@@ -483,7 +492,7 @@ def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, mon
     import lmdb
 
     send("t", {0: range(10)})
-    (partition,) = plan_batch(parse(options()))
+    (partition,) = plan_batch(SourceOptions.parse(options()))
 
     def never(*_, **__):
         raise AssertionError("An executor must not call this")
@@ -500,4 +509,4 @@ def test_a_log_that_is_not_writable_can_be_read(log, send, options, monkeypatch)
     send("t", {0: range(10)})
     monkeypatch.setattr("embedlog.spark.log_cache.os.access", lambda path, how: False)
 
-    assert len(plan_batch(parse(options()))) == 1
+    assert len(plan_batch(SourceOptions.parse(options()))) == 1

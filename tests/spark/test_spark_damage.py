@@ -36,8 +36,8 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.options import SourceOptions
 from embedlog.spark.query_planner import QueryPlanner
-from embedlog.spark.source_options import parse
 
 DAMAGED = (CorruptBatchError, CorruptionError, UnsupportedFormatError)
 HARMLESS = ("null_count value", "UTF8", "non-monotonic offset")
@@ -127,7 +127,9 @@ class BytesSegment(Segment):
 
     def __init__(self, log, topic, jvm):
         self.jvm = jvm
-        self.tasks = plan_batch(parse({"path": log.path, "subscribe": topic}), cores=1)
+        self.tasks = plan_batch(
+            SourceOptions.parse({"path": log.path, "subscribe": topic}), cores=1
+        )
         ((part,),) = [task.slices for task in self.tasks]
         (chunk,) = part.chunks
         super().__init__(log.path, chunk.path, chunk.end_position)

@@ -20,8 +20,8 @@ from embedlog.record import TopicPartition
 from embedlog.spark.datasource import StreamReader
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
+from embedlog.spark.options import SourceOptions
 from embedlog.spark.source import LogSource
-from embedlog.spark.source_options import parse
 
 DAY = 86_400_000
 HOUR = 3_600_000
@@ -58,7 +58,7 @@ def uptime(monkeypatch):
 
 def plan_from(options, start, session="s"):
     starting = json.dumps({"t": {"0": start}})
-    return plan_batch(parse(options(startingOffsets=starting)), session=session)
+    return plan_batch(SourceOptions.parse(options(startingOffsets=starting)), session=session)
 
 
 def start_of(log):
@@ -67,7 +67,7 @@ def start_of(log):
 
 def test_retention_waits_for_a_batch_that_was_planned(log, options, expire_records):
     """Spark does not report the end of the last task, so the lease ends by its timeout."""
-    tasks = plan_batch(parse(options()))
+    tasks = plan_batch(SourceOptions.parse(options()))
     expire_records()
 
     assert start_of(log) == 0
@@ -163,7 +163,7 @@ def test_a_lease_of_batches_that_was_ended_is_taken_again(log, options, expire_r
 
 def test_records_deleted_after_a_short_lease_are_a_loss(log, options, expire_records):
     """The lease has the shortest readLeaseMs."""
-    tasks = plan_batch(parse(options(readLeaseMs=1)))
+    tasks = plan_batch(SourceOptions.parse(options(readLeaseMs=1)))
     expire_records()
     expire_records()
 
@@ -183,7 +183,7 @@ def test_a_batch_that_loses_a_race_is_planned_again(log, options, expire_records
         return hold(self, *args)
 
     monkeypatch.setattr(LogSource, "hold_for_batch", late_hold)
-    tasks = plan_batch(parse(options()))
+    tasks = plan_batch(SourceOptions.parse(options()))
 
     assert values_of(read_all(tasks)) == list(range(start_of(log), 60))
     assert start_of(log) > 0
@@ -193,7 +193,8 @@ def test_retention_waits_for_a_stream_until_its_next_batch(log, options, expire_
     """The lease begins at the start of the last batch; earlier records may be deleted."""
     now_ms = [0]
     stream = MicroBatchStream(
-        parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)), lambda: now_ms[0]
+        SourceOptions.parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)),
+        lambda: now_ms[0],
     )
     start = stream.initial_offset()
     expire_records()
@@ -215,7 +216,8 @@ def test_an_idle_stream_renews_its_lease_every_few_seconds(log, options):
     """Spark calls `latestOffset` ninety times a second; most calls do not renew the lease."""
     now_ms = [0]
     stream = MicroBatchStream(
-        parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now_ms[0]
+        SourceOptions.parse(options(startingOffsets="latest", readLeaseMs=60_000)),
+        lambda: now_ms[0],
     )
     offset = stream.latest_offset(stream.initial_offset())
     renewals = []
@@ -230,7 +232,7 @@ def test_an_idle_stream_renews_its_lease_every_few_seconds(log, options):
 def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, expire_records):
     """The query fails, or continues at the earliest record and reads none twice."""
     stream_options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 5}
-    stream = MicroBatchStream(parse(options(**stream_options)))
+    stream = MicroBatchStream(SourceOptions.parse(options(**stream_options)))
     end = json.loads(json.dumps(stream.latest_offset(stream.initial_offset())))
     assert len(read_all(stream.plan_input_partitions(stream.initial_offset(), end))) == 5
     stream.close()
@@ -239,7 +241,7 @@ def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, expire_r
     assert start_of(log) > 5
 
     strict, lenient = (
-        MicroBatchStream(parse(options(**stream_options, failOnDataLoss=fail)))
+        MicroBatchStream(SourceOptions.parse(options(**stream_options, failOnDataLoss=fail)))
         for fail in ("true", "false")
     )
     with pytest.raises(DataLossError, match="was read up to offset 5, and begins at"):
@@ -261,7 +263,9 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
             key = b"%d" % (number % 10)
             log.partition("t", 0).append([encoded(b"%d" % number, keys=[key], at=START)])
         stream = MicroBatchStream(
-            parse({"path": str(path), "subscribe": "t", "startingOffsets": "earliest"})
+            SourceOptions.parse(
+                {"path": str(path), "subscribe": "t", "startingOffsets": "earliest"}
+            )
         )
         start = stream.initial_offset()
         stream.close()
@@ -270,11 +274,13 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         offsets = [record.offset for record in log.topic("t")]
         assert len(offsets) < 100
 
-        rows = read_all(plan_batch(parse({"path": str(path), "subscribe": "t"})))
+        rows = read_all(plan_batch(SourceOptions.parse({"path": str(path), "subscribe": "t"})))
         assert [row["offset"] for row in rows] == offsets
         start_offset = offsets[3]
         starting = {"startingOffsets": json.dumps({"t": {"0": start_offset - 1}})}
-        rows = read_all(plan_batch(parse({"path": str(path), "subscribe": "t", **starting})))
+        rows = read_all(
+            plan_batch(SourceOptions.parse({"path": str(path), "subscribe": "t", **starting}))
+        )
         assert [row["offset"] for row in rows] == [
             offset for offset in offsets if offset >= start_offset - 1
         ]
@@ -296,7 +302,7 @@ def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
 
     def stop_reader():
         reader = object.__new__(StreamReader)
-        parsed = parse(options(startingOffsets="earliest"))
+        parsed = SourceOptions.parse(options(startingOffsets="earliest"))
         reader.__dict__.update(options=parsed, fields=[], _schemas=None)
         reader.initialOffset()
         lease_count = len(log.housekeeping.leases())

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from support.children import run_python
 from support.patience import patient
 from support.spark_reads import read_all, values_of
@@ -128,17 +129,19 @@ def test_the_first_line_tells_the_version(planner):
 
 def test_the_options_of_a_reader_are_checked_without_a_log(planner):
     options = {"path": "/no/log", "SUBSCRIBE": "flights, delays", "kafka.client.id": "me"}
-    answer = planner.call("check_reader", options=options, fields=None)
+    answer = planner.call("check_reader", options=options)
 
-    assert answer["columns"][:3] == [["key", "binary"], ["value", "binary"], ["topic", "string"]]
-    assert ["headers", "array<struct<key:string,value:binary>>"] not in answer["columns"]
+    columns = [(field["name"], field["type"]) for field in json.loads(answer["schema"])["fields"]]
+    assert columns[:3] == [("key", "binary"), ("value", "binary"), ("topic", "string")]
+    assert "headers" not in dict(columns)
     assert answer["topics"] == "flights,delays"
     assert "kafka.client.id" in planner.errors()
 
-    answer = planner.call("check_reader", options=options, fields=[["offset", "bigint"]])
-    assert answer["columns"] == [["offset", "bigint"]]
+    asked = StructType([StructField("offset", LongType())]).json()
+    assert planner.call("check_reader", options=options, schema=asked)["schema"] == asked
     with pytest.raises(InvalidConfigError, match="no column offset of type int"):
-        planner.call("check_reader", options=options, fields=[["offset", "int"]])
+        asked = StructType([StructField("offset", IntegerType())]).json()
+        planner.call("check_reader", options=options, schema=asked)
     with pytest.raises(InvalidConfigError, match="Did you mean 'subscribe'"):
         planner.call("check_reader", options=options | {"subscribes": "x"})
 

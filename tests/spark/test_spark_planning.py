@@ -17,11 +17,11 @@ from support.spark_reads import read_all
 import embedlog
 from embedlog.errors import DataLossError, InvalidConfigError, OffsetOutOfRangeError
 from embedlog.record import TopicPartition
-from embedlog.spark import pushed_filters
+from embedlog.spark import filters
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
+from embedlog.spark.options import SourceOptions
 from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice, plan_to_json
-from embedlog.spark.source_options import parse
 
 NAMES = ("topic", "partition", "offset", "timestamp")
 MATCHES = {
@@ -107,7 +107,7 @@ def test_filters_that_are_pushed_down_select_as_filters_of_the_rows(tmp_path, se
     dice = random.Random(seed)
     random_log(tmp_path / "log", dice)
     options = {"path": str(tmp_path / "log"), "subscribe": "a,b"}
-    rows = keys_of(plan_batch(parse(options)))
+    rows = keys_of(plan_batch(SourceOptions.parse(options)))
 
     for _ in range(15 if rows else 0):
         filters = [random_filter(dice, rows) for _ in range(dice.randint(1, 3))]
@@ -117,7 +117,9 @@ def test_filters_that_are_pushed_down_select_as_filters_of_the_rows(tmp_path, se
             if dice.random() < 0.3
         }
 
-        tasks = plan_batch(parse({**options, **settings}), filters, cores=dice.randint(1, 4))
+        tasks = plan_batch(
+            SourceOptions.parse({**options, **settings}), filters, cores=dice.randint(1, 4)
+        )
 
         planned, wanted = keys_of(tasks), matching(rows, filters)
         exact = [part for part in filters if part[0] != "timestamp"]
@@ -133,13 +135,15 @@ def test_a_slice_with_a_known_number_of_rows_has_that_many(tmp_path, seed):
     dice = random.Random(seed)
     random_log(tmp_path / "log", dice)
     options = {"path": str(tmp_path / "log"), "subscribe": "a,b", "failOnDataLoss": "false"}
-    rows = keys_of(plan_batch(parse(options)))
+    rows = keys_of(plan_batch(SourceOptions.parse(options)))
 
     for _ in range(15 if rows else 0):
         filters = [random_filter(dice, rows) for _ in range(dice.randint(0, 2))]
         limit = dice.choice([None, dice.randint(0, len(rows) + 5)])
         minimum = str(dice.randint(1, 9))
-        tasks = plan_batch(parse({**options, "minPartitions": minimum}), filters, limit)
+        tasks = plan_batch(
+            SourceOptions.parse({**options, "minPartitions": minimum}), filters, limit
+        )
 
         for part in slices_of(tasks):
             read = keys_of([LogInputPartition(tasks[0].root, (part,))])
@@ -162,7 +166,7 @@ def test_a_filter_selects_partitions_and_their_lease(log, options, send):
     send("u", {0: range(10)})
 
     tasks = plan_batch(
-        parse(options(subscribe="t,u")),
+        SourceOptions.parse(options(subscribe="t,u")),
         [("topic", "in", ["t", "x"]), ("partition", ">", 0), ("offset", ">=", 4)],
     )
 
@@ -175,7 +179,9 @@ def test_listed_offsets_are_read_in_runs(log, options, send):
     """Consecutive offsets share a slice, and the lease begins with the first of them."""
     send("t", {0: range(100)})
 
-    tasks = plan_batch(parse(options()), [("offset", "in", [70, 3, 5, 4, 1000, 99, 3])], cores=1)
+    tasks = plan_batch(
+        SourceOptions.parse(options()), [("offset", "in", [70, 3, 5, 4, 1000, 99, 3])], cores=1
+    )
 
     (task,) = tasks
     bounds = [(part.from_offset, part.until_offset, part.rows) for part in task.slices]
@@ -184,7 +190,7 @@ def test_listed_offsets_are_read_in_runs(log, options, send):
     assert lease.offsets == {TopicPartition("t", 0): 3}
 
     both = [("offset", "in", [5, 6, 7, 9]), ("offset", "in", [9, 6, 7, 8]), ("offset", "<", 9)]
-    assert [key[2] for key in keys_of(plan_batch(parse(options()), both))] == [6, 7]
+    assert [key[2] for key in keys_of(plan_batch(SourceOptions.parse(options()), both))] == [6, 7]
 
 
 @pytest.mark.parametrize(
@@ -210,8 +216,8 @@ def test_filters_neither_cause_nor_hide_an_error(options, send, settings, error,
     send("t", {0: range(10), 1: []})
 
     with pytest.raises(error):
-        plan_batch(parse(options(**settings)), filters)
-    plan_batch(parse(options()), filters)
+        plan_batch(SourceOptions.parse(options(**settings)), filters)
+    plan_batch(SourceOptions.parse(options()), filters)
 
 
 @pytest.mark.parametrize(
@@ -231,15 +237,15 @@ def test_other_filters_are_refused(options, send, column, op, value, problem):
     send("t", {0: range(10)})
 
     with pytest.raises(InvalidConfigError, match=problem):
-        plan_batch(parse(options()), [(column, op, value)])
+        plan_batch(SourceOptions.parse(options()), [(column, op, value)])
 
 
 def test_no_value_is_in_an_empty_list(options, send):
     """Nor is a time."""
     send("t", {0: range(10)})
 
-    assert plan_batch(parse(options()), [("offset", "in", [])]) == []
-    assert pushed_filters.parse([("timestamp", "in", [])]).earliest_ms is None
+    assert plan_batch(SourceOptions.parse(options()), [("offset", "in", [])]) == []
+    assert filters.parse([("timestamp", "in", [])]).earliest_ms is None
 
 
 # Limits and rows
@@ -250,7 +256,7 @@ def test_a_limit_plans_no_more_records_than_it_needs(log, options, send):
     send("t", {0: range(10), 1: range(10)})
 
     def bounds(limit, *filters):
-        tasks = plan_batch(parse(options()), filters, limit, cores=2)
+        tasks = plan_batch(SourceOptions.parse(options()), filters, limit, cores=2)
         parts = sorted(slices_of(tasks), key=lambda part: part.partition)
         return [(part.partition, part.from_offset, part.until_offset, part.rows) for part in parts]
 
@@ -273,7 +279,7 @@ def test_a_limit_counts_only_offsets_that_have_a_record(log, options):
     log.partition("t", 1).append([encoded(b"x")])
 
     def planned(limit):
-        tasks = plan_batch(parse(options()), limit=limit, cores=1)
+        tasks = plan_batch(SourceOptions.parse(options()), limit=limit, cores=1)
         return [(part.partition, part.until_offset, part.rows) for part in slices_of(tasks)]
 
     assert planned(2) == [(0, 9, None)]
@@ -290,7 +296,7 @@ def test_the_plan_as_json_has_all_that_a_task_needs(log, options, send):
     send("t", {0: range(50), 1: range(50)})
     for number in range(50):
         log.partition("t", 1).append([encoded(b"%d" % number, headers=[[("h", b"1")]])])
-    tasks = plan_batch(parse(options(minPartitions=4)))
+    tasks = plan_batch(SourceOptions.parse(options(minPartitions=4)))
 
     plan = json.loads(json.dumps(plan_to_json(log.path, tasks)))
 
@@ -324,7 +330,9 @@ def test_a_stream_plans_for_the_cores_that_it_is_told(log, options, send):
     """The planner does not run where the tasks do."""
     log.create_topic("many", 9)
     send("many", {number: [1] for number in range(9)})
-    stream = MicroBatchStream(parse(options(subscribe="many", startingOffsets="earliest")))
+    stream = MicroBatchStream(
+        SourceOptions.parse(options(subscribe="many", startingOffsets="earliest"))
+    )
     start = stream.initial_offset()
     end = stream.latest_offset(start)
 
@@ -339,8 +347,9 @@ def test_planning_imports_neither_pyarrow_nor_spark(log, options, send):
     send("t", {0: range(10), 1: range(10)})
     program = (
         "import sys, json\n"
-        "from embedlog.spark import input_partitions, micro_batch, plan, source_options\n"
-        "options = source_options.parse(json.loads(sys.argv[1]))\n"
+        "from embedlog.spark import input_partitions, micro_batch, plan\n"
+        "from embedlog.spark.options import SourceOptions\n"
+        "options = SourceOptions.parse(json.loads(sys.argv[1]))\n"
         "tasks = input_partitions.plan_batch(options, [('offset', '<', 5)])\n"
         "assert plan.plan_to_json(options.path, tasks)['rows'] == 10\n"
         "stream = micro_batch.MicroBatchStream(options)\n"

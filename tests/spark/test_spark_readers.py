@@ -24,8 +24,8 @@ from support.tiers import choose
 import embedlog
 from embedlog.record import TopicPartition
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.jvm_reader import READER
-from embedlog.spark.source_options import parse
+from embedlog.spark.options import SourceOptions
+from embedlog.spark.spark_session import READER
 
 Row = dict[str, Any]
 Truth = bool | None
@@ -243,13 +243,13 @@ def test_tasks_return_the_rows_that_python_and_a_consumer_return(jvm, random_log
     """Any columns of any ranges of any topics."""
     dice = random.Random(seed)
     log = random_log(dice)
-    tasks = plan_batch(parse({"path": log.path, "subscribe": "a,b"}))
+    tasks = plan_batch(SourceOptions.parse({"path": log.path, "subscribe": "a,b"}))
     rows = jvm.read(tasks)
     assert rows == python_rows(tasks)
     assert sorted_rows(rows) == sorted_rows(consumer_rows(log, "a", "b"))
 
     for _ in range(12):
-        tasks = plan_batch(parse(random_options(log, dice)), cores=dice.randint(1, 3))
+        tasks = plan_batch(SourceOptions.parse(random_options(log, dice)), cores=dice.randint(1, 3))
         names = tuple(dice.sample(ALL, dice.randint(1, len(ALL))))
         expected = python_rows(tasks, names)
         assert jvm.read(tasks, names) == expected, names
@@ -261,7 +261,9 @@ def test_a_task_ends_at_its_limit_and_leaves_out_batches_of_other_times(jvm, ran
     """It returns whole batches: Spark takes as many rows as it wants, and filters again."""
     dice = random.Random(seed)
     log = random_log(dice)
-    for task in plan_batch(parse({"path": log.path, "subscribe": "a,b", "minPartitions": "4"})):
+    for task in plan_batch(
+        SourceOptions.parse({"path": log.path, "subscribe": "a,b", "minPartitions": "4"})
+    ):
         names = ("timestamp", "offset", "partition")
         rows = jvm.read([task], names)
         for limit in (0, 1, len(rows) - 1, len(rows), dice.randint(0, len(rows))):
@@ -284,7 +286,7 @@ def test_only_what_is_lost_is_skipped(jvm, random_log, seed, caplog):
     dice = random.Random(seed)
     log = random_log(dice, steps=60)
     for _ in range(4):
-        tasks = plan_batch(parse(random_options(log, dice)), cores=dice.randint(1, 3))
+        tasks = plan_batch(SourceOptions.parse(random_options(log, dice)), cores=dice.randint(1, 3))
         parts = [(task, part) for task in tasks for part in task.slices]
         paths = sorted({chunk.path for _, part in parts for chunk in part.chunks})
         gone = set(dice.sample(paths, dice.randint(0, len(paths))))
@@ -360,7 +362,7 @@ def test_queries_return_the_rows_that_python_selects(load, random_log, seed):
     log = random_log(dice, steps=12)
     for _ in range(choose(test=5, all=12)):
         options = random_options(log, dice)
-        rows = with_names(python_rows(plan_batch(parse(options))))
+        rows = with_names(python_rows(plan_batch(SourceOptions.parse(options))))
         names = dice.sample(ALL, dice.randint(1, len(ALL)))
         frame = load(options)
         if rows and dice.random() < 0.8:

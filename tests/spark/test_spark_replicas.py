@@ -17,8 +17,8 @@ from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark import partition_reader
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.jvm_reader import READER
-from embedlog.spark.source_options import parse
+from embedlog.spark.options import SourceOptions
+from embedlog.spark.spark_session import READER
 
 
 @pytest.fixture(params=[pytest.param("jvm", marks=pytest.mark.xdist_group("spark")), "python"])
@@ -43,7 +43,7 @@ def log(replicated_log):
 
 def plan(log, **options):
     """Return the input partitions of a batch query."""
-    return plan_batch(parse({"path": log.path, "subscribe": "t", **options}))
+    return plan_batch(SourceOptions.parse({"path": log.path, "subscribe": "t", **options}))
 
 
 def test_a_task_knows_the_directories_with_in_sync_replicas(log, directories):

@@ -35,9 +35,9 @@ from embedlog.errors import (
     StorageError,
     UnsupportedFilesystemError,
 )
-from embedlog.spark import batch_write, sink_options
+from embedlog.spark import batch_write
 from embedlog.spark.input_partitions import plan_batch
-from embedlog.spark.source_options import parse
+from embedlog.spark.options import SinkOptions, SourceOptions
 
 GROUP, STRANGER = 65533, 65534
 RECORDS = 600
@@ -86,7 +86,7 @@ def read(request: pytest.FixtureRequest) -> Any:
 
 def plan(log: Log, mount: Path) -> list[Any]:
     """Plan a query on the log's host for tasks of another one."""
-    tasks = plan_batch(parse({"path": log.path, "subscribe": "t"}))
+    tasks = plan_batch(SourceOptions.parse({"path": log.path, "subscribe": "t"}))
     return [replace(task, root=str(mount)) for task in tasks]
 
 
@@ -136,9 +136,9 @@ def test_another_user_stages_for_the_host_to_publish(
     log.housekeeping.share(GROUP)
     rows = {"value": [b"x"] * 10} if topic == "t" else {"number": range(10), "text": ["é"] * 10}
     batch = pa.RecordBatch.from_pydict(rows)
-    options = sink_options.parse({"path": log.path, "topic": topic})
+    options = SinkOptions.parse({"path": log.path, "topic": topic})
     fields = None if topic == "t" else spark_fields()
-    task = batch_write.plan_write(options, fields=fields)
+    task = batch_write.plan_write(options, fields)
     before = len(log[topic])
 
     def stage() -> Any:

@@ -27,9 +27,14 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.partitioner import partition_for_key
-from embedlog.spark import batch_write, sink_options
+from embedlog.spark import batch_write
+from embedlog.spark.columns import check_column_types
 from embedlog.spark.errors import to_embedlog_error
-from embedlog.spark.jvm_reader import READER
+from embedlog.spark.options import SinkOptions
+from embedlog.spark.spark_session import READER
+
+FIELDS = [{"name": "topic", "type": "string"}, {"name": "value", "type": "binary"}]
+"""Columns that every topic of bytes takes."""
 
 
 @pytest.fixture
@@ -40,8 +45,8 @@ def log(sink_log: Log) -> Log:
 
 def write_in_python(log: Log, *batches: Any, partition_id: int = 0, **options: str) -> int:
     """Stage record batches and publish them, as a task and its driver do; return how many rows."""
-    parsed = sink_options.parse({"path": log.path, **options})
-    task = batch_write.plan_write(parsed)
+    parsed = SinkOptions.parse({"path": log.path, **options})
+    task = batch_write.plan_write(parsed, FIELDS)
     staged = task.stage(batches, partition_id, 0)
     return batch_write.publish(parsed, [staged], None).records
 
@@ -96,7 +101,7 @@ def content(log: Log, topic: str) -> list[list[bytes | None]]:
 
 def test_a_cached_log_is_the_one_at_its_path(tmp_path):
     """The process of a stream caches it; between two queries the log may be created again."""
-    options = sink_options.parse({"path": str(tmp_path / "log")})
+    options = SinkOptions.parse({"path": str(tmp_path / "log")})
     with batch_write.open_log(options, keep=True) as first_log:
         first_log.create_topic("t")
     with batch_write.open_log(options, keep=True) as second_log:
@@ -158,8 +163,8 @@ def test_a_new_topic_has_one_partition_if_no_row_needs_more(write, log):
 
 def test_a_new_topic_is_created_for_the_rows_of_all_tasks(log):
     """The highest partition counts, and rows with only a key fit no topic of several."""
-    options = sink_options.parse({"path": log.path, "topic": "new"})
-    task = batch_write.plan_write(options)
+    options = SinkOptions.parse({"path": log.path, "topic": "new"})
+    task = batch_write.plan_write(options, FIELDS)
     staged = [
         task.stage([columns(value=[b"%d" % number], partition=[number])], number, 0)
         for number in (0, 2, 1)
@@ -187,8 +192,8 @@ def test_a_partition_that_no_topic_can_have_creates_none(write, log, partition):
 )
 def test_a_topic_that_is_created_during_the_write_is_used_if_the_rows_fit(log, partitions, error):
     """Rows with only a key were not hashed for several partitions."""
-    options = sink_options.parse({"path": log.path, "topic": "new"})
-    task = batch_write.plan_write(options)
+    options = SinkOptions.parse({"path": log.path, "topic": "new"})
+    task = batch_write.plan_write(options, FIELDS)
     explicit = task.stage([columns(value=[b"v"], partition=[1])], 0, 0)
     keyed = task.stage([columns(value=[b"w"], key=[b"k"], partition=[0])], 1, 0)
     hashed = task.stage([columns(value=[b"x"], key=[b"k"], partition=[None])], 2, 0)
@@ -220,9 +225,9 @@ def test_a_write_that_fails_leaves_no_topic_behind(write, log):
 @pytest.mark.parametrize("name", ["a/b", ".."])
 def test_a_name_that_no_topic_can_have_is_an_error_before_the_tasks(log, name):
     """The driver checks it, although it creates the topic later."""
-    options = sink_options.parse({"path": log.path, "topic": name})
+    options = SinkOptions.parse({"path": log.path, "topic": name})
     with pytest.raises(embedlog.errors.InvalidTopicError):
-        batch_write.plan_write(options)
+        batch_write.plan_write(options, FIELDS)
 
 
 def test_a_null_topic_is_an_error(write, log):
@@ -303,8 +308,8 @@ def test_a_task_without_rows_stages_no_file(write, log):
 def test_a_task_that_cannot_reach_the_log_says_what_to_do(log, tmp_path, place):
     """It may run on another host, on which the log's disk is not mounted."""
     (tmp_path / "nothing is mounted here").mkdir()
-    parsed = sink_options.parse({"path": log.path, "topic": "u"})
-    task = batch_write.plan_write(parsed)
+    parsed = SinkOptions.parse({"path": log.path, "topic": "u"})
+    task = batch_write.plan_write(parsed, FIELDS)
     remote = replace(task, path=str(tmp_path / place))
 
     with pytest.raises(NotALogError, match=r"not on this host.*mount the log"):
@@ -334,19 +339,19 @@ def test_a_task_that_cannot_reach_the_log_says_what_to_do(log, tmp_path, place):
 def test_an_invalid_option_is_refused(options, message):
     """The message says what is wrong."""
     with pytest.raises(InvalidConfigError, match=message):
-        sink_options.parse(options)
+        SinkOptions.parse(options)
 
 
 @pytest.mark.parametrize(("text", "version"), [("9007199254740993", 2**53 + 1), ("1.0", 1)])
 def test_a_version_of_an_application_is_read_exactly(text, version):
     """Spark passes numbers as text; a float has no odd numbers above 2**53."""
     options = {"path": "/x", "txnAppId": "a", "txnVersion": text}
-    assert sink_options.parse(options).txn_version == version
+    assert SinkOptions.parse(options).txn_version == version
 
 
 def test_options_may_be_in_any_case_and_those_about_brokers_have_no_effect(caplog):
     """One warning lists the options about brokers."""
-    parsed = sink_options.parse({"PATH": "/x/../y", "Topic": "T", "kafka.acks": "all"})
+    parsed = SinkOptions.parse({"PATH": "/x/../y", "Topic": "T", "kafka.acks": "all"})
 
     assert (parsed.path, parsed.topic, parsed.durability) == ("/y", "T", "fsync")
     assert "kafka.acks" in caplog.text
@@ -365,9 +370,9 @@ def test_include_headers_has_no_effect(write, log, caplog, value):
 def test_a_batch_cannot_overwrite_and_an_application_needs_a_version():
     """Without a version, an application could publish only once."""
     with pytest.raises(InvalidConfigError, match="appended to"):
-        sink_options.check_batch(sink_options.parse({"path": "/x"}), True)
+        SinkOptions.parse({"path": "/x"}).check_batch(True)
     with pytest.raises(InvalidConfigError, match="without txnVersion"):
-        sink_options.check_batch(sink_options.parse({"path": "/x", "txnAppId": "a"}), False)
+        SinkOptions.parse({"path": "/x", "txnAppId": "a"}).check_batch(False)
 
 
 TEXT, INT, NTZ = StringType(), IntegerType(), TimestampNTZType()
@@ -393,11 +398,11 @@ def test_an_invalid_column_is_refused_with_the_message_of_kafkas_sink(types, top
     names = {name: column_type.simpleString() for name, column_type in types.items()}
 
     with pytest.raises(InvalidConfigError, match=message):
-        sink_options.check_column_types(names, topic)
+        check_column_types(names, topic)
 
 
 def test_columns_may_be_in_any_order_with_others_between_them():
     """Other columns are ignored."""
     types = {"extra": "int", "topic": "string", "value": "binary", "partition": "int"}
 
-    sink_options.check_column_types(types, None)
+    check_column_types(types, None)

@@ -24,7 +24,7 @@ from embedlog.errors import (
 from embedlog.record import TopicPartition
 from embedlog.spark.datasource import EmbedlogDataSource
 from embedlog.spark.micro_batch import MicroBatchStream
-from embedlog.spark.source_options import parse
+from embedlog.spark.options import SourceOptions
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
@@ -44,7 +44,7 @@ class Query:
     def start(self):
         """Start or restart: a new process with the same checkpoint."""
         clock = {} if self._clock is None else {"clock_ms": self._clock}
-        self.stream = MicroBatchStream(parse(self._options), **clock)
+        self.stream = MicroBatchStream(SourceOptions.parse(self._options), **clock)
 
     def batch_start(self):
         return (
@@ -201,7 +201,9 @@ def test_invalid_starts_are_errors_of_the_first_batch(tmp_path, query):
     with pytest.raises(InvalidConfigError, match="other partitions"):
         query(startingOffsets='{"t": {"0": 1}}').batch()
     with pytest.raises(NotALogError):
-        MicroBatchStream(parse({"path": str(tmp_path / "no"), "subscribe": "t"})).initial_offset()
+        MicroBatchStream(
+            SourceOptions.parse({"path": str(tmp_path / "no"), "subscribe": "t"})
+        ).initial_offset()
 
 
 # Limits

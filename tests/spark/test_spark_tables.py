@@ -8,8 +8,9 @@ import pytest
 from support import spark_errors
 
 from embedlog.errors import InvalidConfigError, SparkSetupError
-from embedlog.spark import EmbedlogDataSource, table_options
-from embedlog.spark.jvm_reader import READER
+from embedlog.spark import EmbedlogDataSource
+from embedlog.spark.options import check_catalog, check_table, reader_options, writer_options
+from embedlog.spark.spark_session import READER
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
@@ -77,7 +78,7 @@ def test_each_side_gets_its_own_options_and_those_about_brokers():
     """A reader would refuse those of a writer, and a writer those of a reader."""
     options = {"path": "/log", "subscribe": "t", "Durability": "os", "kafka.acks": "all"}
 
-    reader, writer = table_options.reader_options(options), table_options.writer_options(options)
+    reader, writer = reader_options(options), writer_options(options)
 
     assert reader == {"path": "/log", "subscribe": "t", "kafka.acks": "all"}
     assert writer == {"path": "/log", "Durability": "os", "kafka.acks": "all", "topic": "t"}
@@ -87,8 +88,8 @@ def test_options_of_a_query_take_precedence_in_any_case():
     """Spark may pass the names in lower case."""
     options = {"path": "/log", "subscribe": "t", "startingOffsets": "earliest", "topic": "u"}
 
-    reader = table_options.reader_options(options, {"startingoffsets": "latest"})
-    writer = table_options.writer_options(options, {"TOPIC": "v"})
+    reader = reader_options(options, {"startingoffsets": "latest"})
+    writer = writer_options(options, {"TOPIC": "v"})
 
     assert reader == {"path": "/log", "subscribe": "t", "startingoffsets": "latest"}
     assert writer == {"path": "/log", "TOPIC": "v"}
@@ -108,7 +109,7 @@ def test_options_of_a_query_take_precedence_in_any_case():
 def test_a_wrong_option_of_a_table_is_refused(options, message):
     """Whichever side it belongs to."""
     with pytest.raises(InvalidConfigError, match=message):
-        table_options.check({"path": "/log", **options})
+        check_table({"path": "/log", **options})
 
 
 @pytest.mark.parametrize(
@@ -122,19 +123,19 @@ def test_a_wrong_option_of_a_table_is_refused(options, message):
 def test_a_write_needs_one_topic(options, message):
     """The option `topic` names it, if several are read."""
     with pytest.raises(InvalidConfigError, match=message):
-        table_options.writer_options({"path": "/log", **options})
+        writer_options({"path": "/log", **options})
 
-    assert table_options.writer_options({"path": "/log", "topic": "w", **options})["topic"] == "w"
+    assert writer_options({"path": "/log", "topic": "w", **options})["topic"] == "w"
 
 
 def test_a_catalog_has_no_options_about_topics():
     """Its tables are the topics."""
     with pytest.raises(InvalidConfigError, match="A catalog has no option 'subscribe'"):
-        table_options.check_catalog({"path": "/log", "subscribe": "t"})
+        check_catalog({"path": "/log", "subscribe": "t"})
     with pytest.raises(InvalidConfigError, match="Did you mean 'includeHeaders'"):
-        table_options.check_catalog({"path": "/log", "includeHeader": "true"})
+        check_catalog({"path": "/log", "includeHeader": "true"})
 
-    assert table_options.check_catalog({"path": "/log", "includeHeaders": "true"}) == "/log"
+    assert check_catalog({"path": "/log", "includeHeaders": "true"}) == "/log"
 
 
 def test_without_the_jar_create_table_says_what_it_needs():

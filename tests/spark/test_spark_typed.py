@@ -31,12 +31,20 @@ from embedlog.errors import (
     SerializationError,
 )
 from embedlog.schemas.topic_schema import first_version
-from embedlog.spark import batch_write, sink_options, source_options, table_options, typed_columns
+from embedlog.spark import batch_write
+from embedlog.spark import columns as spark_columns
+from embedlog.spark.columns import arrow_type, spark_schema, spark_type, type_name
 from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.options import (
+    SinkOptions,
+    SourceOptions,
+    check_table,
+    reader_options,
+    writer_options,
+)
 from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.query_schemas import QuerySchemas, current_schemas
-from embedlog.spark.typed_columns import arrow_type, spark_schema, spark_type, type_name
 
 FLIGHTS = pa.schema(
     [
@@ -84,7 +92,7 @@ def read(
         topic: The topics.
         options: Of the reader.
     """
-    parsed = source_options.parse({"path": log.path, "subscribe": topic, **options})
+    parsed = SourceOptions.parse({"path": log.path, "subscribe": topic, **options})
     schemas = current_schemas(parsed)
     struct = schemas.columns() if columns is None else struct_of(columns)
     assert struct is not None
@@ -104,7 +112,7 @@ def struct_of(columns: str | list[Any]) -> dict[str, Any]:
         name, kind = column.removesuffix(" NOT NULL").split(" ", 1)
         inner = re.fullmatch(r"struct<(.*)>", kind)
         spark = struct_of(inner[1]) if inner else _LONG_NAMES.get(kind, kind)
-        fields.append(typed_columns.field_json(name, spark, not column.endswith(" NOT NULL")))
+        fields.append(spark_columns.field_json(name, spark, not column.endswith(" NOT NULL")))
     return {"type": "struct", "fields": fields}
 
 
@@ -128,9 +136,9 @@ def read_planned(options: Any, schemas: QuerySchemas, struct: Any) -> pa.Table:
 
 def write(log: Log, table: pa.Table, topic: str = "copy", **options: str) -> int:
     """Check, stage and publish rows as the driver and a task do, without Spark."""
-    parsed = sink_options.parse({"path": log.path, "topic": topic, **options})
+    parsed = SinkOptions.parse({"path": log.path, "topic": topic, **options})
     fields = fields_of(table.schema)
-    task = batch_write.plan_write(parsed, fields=fields)
+    task = batch_write.plan_write(parsed, fields)
     staged = task.stage(table.to_batches(), 0, 0)
     return batch_write.publish(parsed, [staged], None).records
 
@@ -183,7 +191,7 @@ def test_spark_and_pyspark_agree_on_every_type(types, as_struct):
     ]
     for field, expected in zip(struct["fields"], arrow_schema_of(of_spark), strict=True):
         assert arrow_type(field["type"]).equals(expected.type, check_metadata=True)
-    typed_columns.check_projection(
+    spark_columns.check_projection(
         struct["fields"], schema, as_struct=as_struct, headers=True, tombstones=True
     )
 
@@ -328,7 +336,7 @@ def test_what_embedlog_has_is_what_spark_reads_and_writes(tmp_path_factory, data
 
 
 def all_columns(log: Log, topic: str) -> list[Any]:
-    options = source_options.parse({"path": log.path, "subscribe": topic})
+    options = SourceOptions.parse({"path": log.path, "subscribe": topic})
     struct = current_schemas(options).columns()
     assert struct is not None
     fields: list[Any] = struct["fields"]
@@ -354,7 +362,7 @@ def test_a_topic_has_the_columns_of_every_record_and_its_own(log):
 
 
 def planned(options: dict[str, str]) -> Any:
-    parsed = source_options.parse(options)
+    parsed = SourceOptions.parse(options)
     schemas = current_schemas(parsed)
     return parsed, schemas, schemas.columns()
 
@@ -438,7 +446,7 @@ def test_several_topics_must_have_the_same_columns(log):
     log.create_topic("bytes")
     with pytest.raises(InvalidConfigError, match=r"topic flights are columns.*bytes are bytes"):
         read(log, topic="flights,bytes")
-    options = source_options.parse({"path": log.path, "subscribe": "flights,other"})
+    options = SourceOptions.parse({"path": log.path, "subscribe": "flights,other"})
     schemas, struct = QuerySchemas(options), struct_of("delay int")
     schemas.select(struct["fields"])
     assert sorted(read_planned(options, schemas, struct)["delay"].to_pylist()) == [1, 3]
@@ -446,11 +454,9 @@ def test_several_topics_must_have_the_same_columns(log):
 
 def test_a_table_may_have_a_topic_for_writes_besides_those_that_it_reads():
     """The option topic alone says both."""
-    assert "topic" not in table_options.reader_options(
-        {"path": "/l", "subscribe": "a", "topic": "b"}
-    )
-    assert table_options.check({"path": "/l", "topic": "b"}).subscription.topics == ("b",)
-    assert table_options.writer_options({"path": "/l", "topic": "b"})["topic"] == "b"
+    assert "topic" not in reader_options({"path": "/l", "subscribe": "a", "topic": "b"})
+    assert check_table({"path": "/l", "topic": "b"}).subscription.topics == ("b",)
+    assert writer_options({"path": "/l", "topic": "b"})["topic"] == "b"
 
 
 # Changes of the schema
@@ -495,7 +501,7 @@ def test_a_query_sees_records_of_every_version_through_its_own(log):
 
 def test_a_new_topic_of_a_pattern_must_have_the_columns_of_the_stream(log):
     """It is refused when it appears."""
-    options = source_options.parse({"path": log.path, "subscribePattern": "f.*"})
+    options = SourceOptions.parse({"path": log.path, "subscribePattern": "f.*"})
     schemas = current_schemas(options)
     struct = schemas.columns()
     assert struct is not None
@@ -531,10 +537,10 @@ ROW = {"tailnum": pa.array(["N1"]), "delay": pa.array([1], pa.int32())}
 def test_a_frame_that_does_not_fit_is_refused_before_its_tasks(log, columns, message):
     """By the types alone: nothing is staged, and nothing was written."""
     table = {name: column for name, column in {**ROW, **columns}.items() if column is not None}
-    parsed = sink_options.parse({"path": log.path, "topic": "copy"})
+    parsed = SinkOptions.parse({"path": log.path, "topic": "copy"})
     fields = fields_of(pa.table(table).schema)
     with pytest.raises((InvalidConfigError, SerializationError), match=message):
-        batch_write.plan_write(parsed, fields=fields)
+        batch_write.plan_write(parsed, fields)
     assert not (Path(log.path) / "staging").exists()
     assert len(log["copy"]) == 0
 
@@ -562,8 +568,8 @@ def test_no_time_zone_is_assumed_for_times_without_one(log, source, target, insi
     else:
         with pytest.raises(SerializationError, match=r"Column at.*[Cc]ast the column"):
             batch_write.plan_write(
-                sink_options.parse({"path": log.path, "topic": "times"}),
-                fields=fields_of(table.schema),
+                SinkOptions.parse({"path": log.path, "topic": "times"}),
+                fields_of(table.schema),
             )
 
 
@@ -594,7 +600,7 @@ def test_a_value_that_does_not_fit_fails_its_task(log, columns, message):
     """And removes what it staged."""
     table = pa.table({**ROW, **columns})
     if "headers" in columns:
-        headers = arrow_type(typed_columns.RECORD_COLUMNS["headers"])
+        headers = arrow_type(spark_columns.RECORD_COLUMNS["headers"])
         table = table.set_column(2, "headers", table["headers"].cast(headers))
     with pytest.raises(SerializationError, match=message):
         write(log, table)
@@ -656,9 +662,9 @@ def test_the_timestamp_is_that_of_the_column_of_the_topic(log):
 
 def test_a_schema_that_changes_after_the_tasks_converts_what_they_staged(log):
     """The batches are fitted when they are published, or refused as a whole."""
-    parsed = sink_options.parse({"path": log.path, "topic": "flights"})
+    parsed = SinkOptions.parse({"path": log.path, "topic": "flights"})
     table = pa.table(ROW)
-    task = batch_write.plan_write(parsed, fields=fields_of(table.schema))
+    task = batch_write.plan_write(parsed, fields_of(table.schema))
     staged = task.stage(table.to_batches(), 0, 0)
     changed(log)
     assert batch_write.publish(parsed, [staged], None).records == 1
@@ -669,8 +675,8 @@ def test_a_schema_that_changes_after_the_tasks_converts_what_they_staged(log):
 def test_rows_that_name_their_topic_cannot_go_to_a_typed_one(log):
     """Their columns are those of bytes."""
     table = pa.table({"topic": ["copy"], "value": [b"v"]})
-    parsed = sink_options.parse({"path": log.path})
-    task = batch_write.plan_write(parsed, fields=fields_of(table.schema))
+    parsed = SinkOptions.parse({"path": log.path})
+    task = batch_write.plan_write(parsed, fields_of(table.schema))
     with pytest.raises(InvalidConfigError, match=r"topic copy are columns.*option topic"):
         task.stage(table.to_batches(), 0, 0)
 

@@ -15,8 +15,9 @@ from support.tiers import choose
 
 import embedlog
 from embedlog.errors import InvalidSchemaError
-from embedlog.spark import source_options, typed_columns
+from embedlog.spark import columns as spark_columns
 from embedlog.spark.input_partitions import plan_batch
+from embedlog.spark.options import SourceOptions
 from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.query_planner import QueryPlanner
 from embedlog.spark.query_schemas import QuerySchemas
@@ -59,8 +60,8 @@ def columns_of(table, fields):
             continue
         column = table[field["name"]]
         column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        target = typed_columns.arrow_type(field["type"])
-        values = spark_values(typed_columns.to_spark(column, target))
+        target = spark_columns.arrow_type(field["type"])
+        values = spark_values(spark_columns.to_spark(column, target))
         # A record without headers has null, as for Kafka's source.
         columns.append([v or None for v in values] if field["name"] == "headers" else values)
     return columns
@@ -123,17 +124,17 @@ def usable_columns(log, planner, options):
     fields = []
     for field in log.topic("t").schema_history()[-1].columns:
         try:
-            kind = typed_columns.spark_type(field.type, field.name)
+            kind = spark_columns.spark_type(field.type, field.name)
         except InvalidSchemaError:
             continue
-        fields.append(typed_columns.field_json(field.name, kind))
+        fields.append(spark_columns.field_json(field.name, kind))
     if options["values"] == "struct":
         struct = {"type": "struct", "fields": fields}
-        fields = [typed_columns.field_json("value", struct)] if fields else []
+        fields = [spark_columns.field_json("value", struct)] if fields else []
     tombstones = options.get("includeTombstones") == "true"
-    names = typed_columns.record_columns(headers=True, tombstones=tombstones)
-    known = typed_columns.RECORD_COLUMNS
-    return [*fields, *(typed_columns.field_json(name, known[name]) for name in names)]
+    names = spark_columns.record_columns(headers=True, tombstones=tombstones)
+    known = spark_columns.RECORD_COLUMNS
+    return [*fields, *(spark_columns.field_json(name, known[name]) for name in names)]
 
 
 @settings(
@@ -171,7 +172,7 @@ def test_both_readers_return_the_same_rows_with_any_options(jvm, planner, data):
 
 def python_rows(options, fields):
     """Return the rows that the reader in Python reads."""
-    parsed = source_options.parse(options)
+    parsed = SourceOptions.parse(options)
     schemas = QuerySchemas(parsed)
     schemas.select(fields)
     rows, names = [], tuple(field["name"] for field in fields)

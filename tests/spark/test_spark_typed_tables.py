@@ -17,8 +17,8 @@ from support import random_columns, spark_errors
 import embedlog
 from embedlog.api import Log
 from embedlog.errors import InvalidConfigError, InvalidSchemaError
+from embedlog.spark.columns import spark_type, stored_type, type_name
 from embedlog.spark.query_planner import QueryPlanner
-from embedlog.spark.typed_columns import spark_type, stored_type, type_name
 
 COLUMNS = "carrier STRING NOT NULL, tailnum STRING, dep_delay INT, time_hour TIMESTAMP"
 PROPERTIES = "key = 'tailnum', timestamp = 'time_hour', partitions = 2"

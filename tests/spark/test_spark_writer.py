@@ -22,7 +22,7 @@ from embedlog.files import Files
 from embedlog.publish import staging
 from embedlog.spark.data_writer import COMBINED_ROWS
 from embedlog.spark.errors import to_embedlog_error
-from embedlog.spark.jvm_reader import READER
+from embedlog.spark.spark_session import READER
 
 JVM = pytest.mark.parametrize("reader", ["jvm"], indirect=True)
 BOTH_WRITERS = pytest.mark.parametrize("reader", ["jvm"], indirect=True)

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from embedlog.errors import EmbedlogError
 from embedlog.files import Files
 from embedlog.spark.errors import to_embedlog_error
-from embedlog.spark.jvm_reader import READER
+from embedlog.spark.spark_session import READER
 from support.remote_disk import delete_while_read
 from support.roots import segment_files
 from support.spark_session import begin

@@ -25,8 +25,8 @@ import pyspark
 import embedlog
 from embedlog.api import Log
 from embedlog.publish import app_versions
-from embedlog.spark.jvm_reader import READER
 from embedlog.spark.query_planner import QueryPlanner
+from embedlog.spark.spark_session import READER
 from support import spark_kill_points
 from support.forks import until
 from support.patience import patient

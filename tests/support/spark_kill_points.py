@@ -13,7 +13,8 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
-from embedlog.spark import datasource, sink, sink_options
+from embedlog.spark import datasource, sink
+from embedlog.spark.options import SinkOptions
 
 SINK = (
     *("before plan", "before stage", "within stage", "after stage"),
@@ -147,10 +148,12 @@ class Killable(DataSource):
         options = {name: value for name, value in self.options.items() if name != "kills"}
         return self.options.get("kills"), options
 
-    def schema(self) -> str:
-        from embedlog.spark import kafka_columns
+    def schema(self) -> Any:
+        from pyspark.sql.types import StructType
 
-        return kafka_columns.schema_ddl(False)
+        from embedlog.spark.columns import spark_schema
+
+        return StructType.fromJson(spark_schema(None))
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802
         kills, options = self._split_options()
@@ -158,7 +161,7 @@ class Killable(DataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
         kills, options = self._split_options()
-        writer = KillableWriter(sink_options.parse(options), schema.jsonValue()["fields"])
+        writer = KillableWriter(SinkOptions.parse(options), schema.jsonValue()["fields"])
         writer.kills = kills
         at(kills, "before plan")
         return writer

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from embedlog.spark.kafka_columns import SPARK_TYPES
+from embedlog.spark.columns import SPARK_TYPES
 from embedlog.spark.partition_reader import LogInputPartition, read_input_partition
 
 ALL = tuple(SPARK_TYPES)

@@ -19,7 +19,7 @@ import pyspark  # noqa: E402 - its imports warn
 from pyspark.errors import PySparkException  # noqa: E402
 
 import embedlog  # noqa: E402
-from embedlog.spark.jvm_reader import READER, is_loaded  # noqa: E402
+from embedlog.spark.spark_session import READER, is_loaded  # noqa: E402
 from support.spark_session import begin  # noqa: E402
 
 COUNT = 1000

@@ -7,7 +7,7 @@ import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 
-/** The changes of columns by {@code ALTER TABLE}, as embedlog/spark/table_columns.py takes them. */
+/** The changes of columns by {@code ALTER TABLE}, as embedlog/spark/topic_tables.py takes them. */
 final class ColumnChanges {
   private ColumnChanges() {}
 

@@ -1,13 +1,9 @@
 package embedlog.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
-import java.util.StringJoiner;
 import org.apache.spark.sql.types.DataType;
-import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /**
@@ -43,29 +39,12 @@ record LogReader(StructType schema, String topics, boolean failOnDataLoss, Typed
   static Map<String, Object> params(Map<String, String> options, StructType schema) {
     Map<String, Object> params = new HashMap<>();
     params.put("options", options);
-    params.put("fields", schema == null ? null : fields(schema));
     params.put("schema", schema == null ? null : schema.json());
     return params;
   }
 
-  /** Returns the columns that the planner sends: pairs of name and type, or a type in JSON. */
+  /** Returns the columns that the planner sends, which are a type in JSON. */
   static StructType columns(JsonNode answer) {
-    if (answer.has("schema")) {
-      return (StructType) DataType.fromJson(answer.get("schema").asText());
-    }
-    StringJoiner ddl = new StringJoiner(", ");
-    for (JsonNode column : answer.get("columns")) {
-      ddl.add("`" + column.get(0).asText() + "` " + column.get(1).asText());
-    }
-    return StructType.fromDDL(ddl.toString());
-  }
-
-  /** Returns pairs of name and type, which the planner takes for a schema. */
-  static List<List<String>> fields(StructType schema) {
-    List<List<String>> fields = new ArrayList<>();
-    for (StructField field : schema.fields()) {
-      fields.add(List.of(field.name(), field.dataType().catalogString()));
-    }
-    return fields;
+    return (StructType) DataType.fromJson(answer.get("schema").asText());
   }
 }

@@ -17,7 +17,7 @@ record TypedRequest(
     StructType columns, boolean hasTombstones, Map<String, Map<String, TopicColumn>> topics)
     implements Serializable {
 
-  /** Reads what the planner says; embedlog/spark/typed_plan.py writes it. */
+  /** Reads what the planner says; embedlog/spark/query_schemas.py writes it. */
   static TypedRequest parse(JsonNode typed, StructType columns) {
     Map<String, Map<String, TopicColumn>> topics = new HashMap<>();
     for (Map.Entry<String, JsonNode> topic : typed.get("topics").properties()) {

@@ -6,7 +6,6 @@ import java.util.List;
 import java.util.Map;
 import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
-import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /**
@@ -55,12 +54,8 @@ final class WriteJob {
    * @throws EmbedlogException if the write is not possible
    */
   WritePlan plan(boolean batch, boolean overwrite) {
-    List<List<String>> fields = new ArrayList<>();
-    for (StructField field : schema.fields()) {
-      fields.add(List.of(field.name(), field.dataType().simpleString()));
-    }
     Map<String, Object> params =
-        Map.of("options", options, "fields", fields, "batch", batch, "overwrite", overwrite);
+        Map.of("options", options, "schema", schema.json(), "batch", batch, "overwrite", overwrite);
     return WritePlan.parse(planner.request("plan_write", params));
   }
 

@@ -1,4 +1,4 @@
-"""The columns of typed topics in Spark: types, schemas, and casts that lose nothing.
+"""The columns of topics in Spark: names, types, schemas, and casts that lose nothing.
 
 A type of Spark is JSON here, as in ``StructType.json()``.  The planner imports this, so it does
 not import pyspark; docs/spark.md has the table of the types.
@@ -147,18 +147,18 @@ def field_json(name: str, spark_type: Json, nullable: bool = True) -> Json:
 
 
 def spark_schema(
-    schema: TopicSchema,
+    schema: TopicSchema | None,
     *,
     as_struct: bool = False,
     headers: bool = False,
     tombstones: bool = False,
 ) -> Json:
-    """Return the columns of a reader of a typed topic, as the JSON of a ``StructType``.
+    """Return the columns of a reader of a topic, as the JSON of a ``StructType``.
 
     All may be null, since those of a tombstone are.
 
     Args:
-        schema: The version of the topic's schema.
+        schema: The version of the topic's schema; None for a topic of bytes.
         as_struct: Whether the topic's columns are one, named ``value`` (``values=struct``).
         headers: Whether the headers are read (``includeHeaders``).
         tombstones: Whether tombstones are read (``includeTombstones``).
@@ -166,12 +166,16 @@ def spark_schema(
     Raises:
         InvalidSchemaError: Spark has no type for a column.
     """
-    names = record_columns(headers=headers, tombstones=tombstones)
+    typed = schema is not None
+    names = record_columns(headers=headers, tombstones=typed and tombstones)
     fields = [field_json(name, RECORD_COLUMNS[name]) for name in names if name != "headers"]
+    after = [field_json("headers", _HEADERS)] if headers else []
+    if schema is None:
+        own = [field_json(name, "binary") for name in ("key", VALUE)]
+        return {"type": "struct", "fields": [*own, *fields, *after]}
     own = [field_json(field.name, spark_type(field.type, field.name)) for field in schema.columns]
     if as_struct:
         own = [field_json(VALUE, {"type": "struct", "fields": own})]
-    after = [field_json("headers", _HEADERS)] if headers else []
     return {"type": "struct", "fields": [*fields, *own, *after]}
 
 
@@ -559,3 +563,72 @@ def _check_times(column: Any, target: Any) -> None:
         _check_times(present.items, target.item_type)
     elif types.is_list(target):
         _check_times(column.flatten(), target.value_type)
+
+
+SPARK_TYPES = {
+    **dict.fromkeys(("key", VALUE), "binary"),
+    **{name: kind for name, kind in RECORD_TYPES.items() if name != TOMBSTONE},
+}
+"""Every column of a query of topics of bytes, with Spark's name of its type."""
+WRITER_COLUMNS = {
+    "topic": ("string",),
+    **dict.fromkeys(("key", VALUE), ("string", "binary")),
+    "headers": (SPARK_TYPES["headers"],),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+}
+"""The columns that a writer to topics of bytes uses and their types in Spark; other columns are
+left out."""
+
+
+def check_bytes_projection(fields: Iterable[Json], headers: bool) -> None:
+    """Raise unless a query of topics of bytes can have the columns of a user's schema.
+
+    Args:
+        fields: The fields of a ``StructType``, as JSON.
+        headers: Whether the headers are read (``includeHeaders``).
+
+    Raises:
+        InvalidConfigError: There is no such column, or it has another type.
+    """
+    for field in fields:
+        name, kind = field["name"], type_name(field["type"])
+        if SPARK_TYPES.get(name) != kind:
+            known = ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
+            raise InvalidConfigError(
+                f"The log has no column {name} of type {kind}",
+                todo=f"Choose from: {known}; cast afterwards.",
+            )
+        if name == "headers" and not headers:
+            raise InvalidConfigError(
+                "The schema has the column headers", todo="Set includeHeaders to true."
+            )
+
+
+def check_column_types(types: Mapping[str, str], topic: str | None) -> None:
+    """Refuse columns that a log cannot take, with the messages of Kafka's sink.
+
+    Args:
+        types: Spark's name of the type of each column.
+        topic: The topic of all rows, if the options name it.
+
+    Raises:
+        InvalidConfigError: A column is missing or has another type.
+    """
+    if topic is None and "topic" not in types:
+        raise InvalidConfigError(
+            "topic option required when no 'topic' attribute is present. "
+            "Use the topic option for setting a topic"
+        )
+    if "value" not in types:
+        raise InvalidConfigError(
+            "Required attribute 'value' not found",
+            todo=f"The DataFrame has the columns {', '.join(types)}.",
+        )
+    for name, accepted in WRITER_COLUMNS.items():
+        actual = types.get(name)
+        if actual is not None and actual not in accepted and actual != "void":
+            raise InvalidConfigError(
+                f"{name} must be a(n) {' or '.join(accepted)}",
+                todo=f"It is {actual}: cast it or leave it out.",
+            )
