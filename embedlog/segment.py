@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from embedlog import batch as batches
@@ -71,7 +71,6 @@ class SegmentFile:
         self._map: BatchSource | None = None
         self._schema = schema
         self._start = 0
-        self._has_offsets: bool | None = None
 
     def __del__(self) -> None:
         self.close()
@@ -90,13 +89,10 @@ class SegmentFile:
             self._read_schema()
         return self._schema
 
-    @property
+    @cached_property
     def has_offsets(self) -> bool:
         """Whether its batches have an offset column, as in a compacted segment."""
-        if self._has_offsets is None:
-            # Cached: every append reads it of the active segment.
-            self._has_offsets = layout_of(self.schema).has_offsets
-        return self._has_offsets
+        return bool(layout_of(self.schema).has_offsets)
 
     @property
     def start(self) -> int:

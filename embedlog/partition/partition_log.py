@@ -101,6 +101,17 @@ class Owned(Locked):
         log = self._log
         log.acquire(self._timeout)
         try:
+            context, cached, version = log.context, log.cached_tail, log.snapshot_version
+            # Nothing changed since this handle's last append, which is what appends usually find.
+            if (
+                cached is not None
+                and context.live.is_current(cached.version)
+                and context.state.is_current(version)
+                # A read may have taken the snapshot, without a look at what a killed process left.
+                and log._journal_checked_version == version
+                and cached.tail.segment_id == log.active_segment.id
+            ):
+                return cached.tail
             return log.finish_locked()
         except BaseException as error:
             self.__exit__(None, error, None)
@@ -369,16 +380,7 @@ class PartitionLog:
 
     def finish_locked(self) -> Tail:
         """Return the tail, once what a killed process left is finished; under the lock."""
-        context, cached = self.context, self.cached_tail
-        if (
-            cached is not None
-            and context.live.is_current(cached.version)
-            and context.state.is_current(self.snapshot_version)
-            # A read may have taken the snapshot, without a look at what a killed process left.
-            and self._journal_checked_version == self.snapshot_version
-            and cached.tail.segment_id == self.active_segment.id
-        ):
-            return cached.tail
+        context = self.context
         # Bytes are truncated by what is read here.  A commit of a killed process that becomes
         # visible later would then point at bytes that were truncated.
         context.state.catch_up()
