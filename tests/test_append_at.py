@@ -29,7 +29,7 @@ from embedlog.errors import (
     InvalidRecordError,
     RecordTooLargeError,
 )
-from embedlog.partition import append_at, leader_epochs
+from embedlog.partition import append, leader_epochs
 from embedlog.record import Appended
 from embedlog.root.repair import repair_root
 from embedlog.root.verify import verify_root
@@ -156,12 +156,12 @@ def test_verify_finds_a_batch_that_follows_another_one(tmp_path):
     log = make_log(root)
     fill(log, 3)
     tail = log.tail()
-    pending = append_at.PendingAppend(log, tail, publish=True)
+    pending = append.PendingAppend(log, tail, publish=True)
     pending.add(encoded(b"x"), 50)
     pending.buffers = encoded(b"x").stamp(50, 0, gap=48)
     with log.locked():
-        append_at._note_gaps(log)
-        append_at.commit(log, log.active_file(), pending)
+        append._note_gaps(log)
+        append.commit(log, log.active_file(), pending)
 
     (finding,) = verify_root(root)
     assert "follows offset 1, and offset 2 is there" in finding.what

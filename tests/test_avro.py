@@ -114,7 +114,7 @@ def test_without_a_schema_nothing_is_written(log):
     """The error says how to register one, and then the same producer goes on."""
     log.create_topic("orders", value="avro")
     with log.producer() as producer:
-        with pytest.raises(SerializationError, match=r"log\.schemas\.register") as refused:
+        with pytest.raises(SerializationError, match=r"log\.schema_registry\.register") as refused:
             producer.send("orders", TEA)
         assert isinstance(refused.value.__cause__, UnknownSchemaError)
         assert "'orders-value'" in str(refused.value)
@@ -128,7 +128,7 @@ def test_producers_take_over_the_latest_version(tmp_path, log, orders):
     wider = {**ORDER, "fields": [*ORDER["fields"], {"name": "n", "type": "int", "default": 0}]}
     with log.producer() as producer:
         producer.send("orders", TEA).result()
-        code = "import embedlog, json, sys; embedlog.open(sys.argv[1]).schemas.register("
+        code = "import embedlog, json, sys; embedlog.open(sys.argv[1]).schema_registry.register("
         code += "'orders-value', json.loads(sys.argv[2]))"
         command = [sys.executable, "-c", code, str(tmp_path / "log"), json.dumps(wider)]
         subprocess.run(command, check=True, timeout=patient(60))

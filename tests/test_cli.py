@@ -222,10 +222,13 @@ LOADED = """
 """
 
 
-def loaded(*arguments):
-    code = textwrap.dedent(LOADED)
+def loaded(*arguments, stdin=""):
     process = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-c", textwrap.dedent(LOADED), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return process.stderr.splitlines()[-1]
 
@@ -236,9 +239,23 @@ def test_commands_without_records_do_not_load_pyarrow(filled, arguments):
     assert loaded(*arguments) == "0 []"
 
 
-def test_reading_records_does_not_load_pandas(filled):
+@pytest.mark.parametrize(
+    "arguments",
+    [("consume", "t", "--json"), ("produce", "t"), ("produce", "t", "-K", ":", "--json")],
+)
+def test_records_do_not_load_pandas(filled, arguments):
     """pyarrow imports it in some cases, which takes longer than the command."""
-    assert "pandas" not in loaded("consume", "t", "--json")
+    assert "pandas" not in loaded(*arguments, stdin='{"value": "x", "headers": {"h": "1"}}\n')
+
+
+@pytest.mark.parametrize("command", ["consume", "export", "import", "produce", "offsets", "dump"])
+def test_help_loads_no_code_that_reads_records(filled, command):
+    """The parser and the options of the command are all that help needs."""
+    code = f"{textwrap.dedent(LOADED)}print('embedlog.api' in sys.modules, file=sys.stderr)"
+    process = subprocess.run(
+        [sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert process.stderr.splitlines() == ["0 []", "False"]
 
 
 def test_the_light_listing_and_the_catalog_agree(run, filled):

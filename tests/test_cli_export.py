@@ -588,9 +588,10 @@ def test_lines_are_read_as_one_by_one(text_topics, name, lines):
     def records():
         try:
             return [
-                {**row, "headers": row.get("headers") or []}
+                (row["key"], row["value"], *map(row.get, ("timestamp", "partition")), headers)
                 for rows in input_records.file_records(io.BytesIO(data), "jsonl", serializers)
                 for row in rows.table.to_pylist()
+                for headers in [row.get("headers") or []]
             ]
         except EmbedlogError as error:
             return str(error)

@@ -40,7 +40,7 @@ from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError,
 from embedlog.files.throttle import Throttle
 from embedlog.partition import flush, replace
 from embedlog.partition.log_start import move_log_start
-from embedlog.partition.producers import expire_producers
+from embedlog.partition.producer_state import expire_producers
 from embedlog.partition.state import max_segment_ms
 from embedlog.retention import delete_records
 

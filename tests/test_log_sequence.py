@@ -5,7 +5,7 @@ from support.clock import START, ManualClock
 from support.roots import abandon, encoded, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
-from embedlog.partition.producers import expire_producers, read_producer
+from embedlog.partition.producer_state import expire_producers, read_producer
 from embedlog.record import Appended
 
 

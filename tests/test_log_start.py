@@ -20,7 +20,7 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError
-from embedlog.partition import log_start, pending_deletes, producer_state, state, tail
+from embedlog.partition import flush, log_start, producer_state, tail, unnamed_files
 from embedlog.partition.log_start import move_log_start
 
 SIZE = encoded(b"v0").size
@@ -161,12 +161,12 @@ def test_files_stay_for_their_delay(tmp_path):
         move_log_start(log, 6)
         assert len(segment_files(root.path)) == 5
         assert healthy(root)
-        assert root.context.state and pending_deletes.sweep(root.context) == 0
+        assert root.context.state and unnamed_files.sweep(root.context) == 0
         MovedUptime.ms = 1_001
         with closing(open_root(root.path, files=MovedUptime)) as other:
-            assert pending_deletes.sweep(other.context) == 3
+            assert unnamed_files.sweep(other.context) == 3
         assert len(segment_files(root.path)) == 2
-        assert pending_deletes.paths(root.context.live) == set()
+        assert unnamed_files.pending_paths(root.context.live) == set()
 
 
 def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
@@ -177,7 +177,7 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
     with closing(open_root(tmp_path / "root")) as root:
         assert root.startup_report == []
         assert healthy(root)
-        assert pending_deletes.sweep(root.context, early=True) == 3
+        assert unnamed_files.sweep(root.context, early=True) == 3
 
 
 def test_a_truncation_after_an_interrupted_deletion_keeps_the_start(log, monkeypatch):
@@ -231,7 +231,7 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
 
 def test_a_flush_skips_segments_that_are_deleted_meanwhile(root, log, monkeypatch):
     """A22: a segment that retention deletes needs no flush."""
-    sync_data, deletions = state.sync_data, []
+    sync_data, deletions = flush.sync_data, []
 
     def delete_and_sync(*arguments):
         if not deletions:
@@ -240,7 +240,7 @@ def test_a_flush_skips_segments_that_are_deleted_meanwhile(root, log, monkeypatc
         sync_data(*arguments)
 
     log.append([encoded(b"v10")])
-    monkeypatch.setattr(state, "sync_data", delete_and_sync)
+    monkeypatch.setattr(flush, "sync_data", delete_and_sync)
     append = log.append([encoded(b"v11")], durability="fsync")
 
     assert append[0].base_offset == 11

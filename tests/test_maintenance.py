@@ -24,10 +24,9 @@ from embedlog.errors import CorruptionError, DurabilityError, FencedError, ReadO
 from embedlog.keyspace import JOB_RUNS, PRODUCERS
 from embedlog.maintenance import Maintenance, owner
 from embedlog.maintenance.jobs import JOBS, OWNER, JobContext, MaintenanceJob, MaintenanceOwner
-from embedlog.partition import pending_deletes, tail
-from embedlog.partition.bounded_clock import CLOCK_READING, last_reading
-from embedlog.partition.producer_state import SNAPSHOTS
-from embedlog.partition.producers import expire_producers
+from embedlog.partition import tail, unnamed_files
+from embedlog.partition.producer_state import SNAPSHOTS, expire_producers
+from embedlog.partition.state import CLOCK_READING, last_reading
 from embedlog.record import TopicPartition
 
 pytestmark = pytest.mark.tier("test")  # its threads wait for each other
@@ -697,7 +696,7 @@ def test_what_a_log_offers_to_its_users(tmp_path):
         log.housekeeping.retention_bytes = None
         with pytest.raises(ValueError, match="retention_bytes"):
             log.housekeeping.retention_bytes = -5
-        assert pending_deletes.paths(log.root.context.live) == set()
+        assert unnamed_files.pending_paths(log.root.context.live) == set()
         assert log.housekeeping.verify() == []
 
 

@@ -25,7 +25,7 @@ from embedlog.maintenance.jobs import (
     MaintenanceJob,
     MaintenanceOwner,
 )
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.partition.leases import hold
 from embedlog.record import TopicPartition
 
@@ -180,11 +180,11 @@ def test_replaced_files_are_unlinked_after_their_delay(root):
     clean(log, START)
 
     assert all(path.exists() for path in old_files)
-    assert pending_deletes.paths(root.context.live) == {
+    assert unnamed_files.pending_paths(root.context.live) == {
         str(path.relative_to(root.path)) for path in old_files
     }
-    assert pending_deletes.sweep(root.context) == 0
-    assert pending_deletes.sweep(root.context, early=True) == 3
+    assert unnamed_files.sweep(root.context) == 0
+    assert unnamed_files.sweep(root.context, early=True) == 3
     assert not any(path.exists() for path in old_files)
 
 
@@ -221,8 +221,8 @@ def test_leased_files_are_not_unlinked(root):
     dirty(log, 3)
     clean(log, START)
     with hold(root, "query", {T0: 2}, 60):
-        assert pending_deletes.sweep(root.context, early=True) == 1
-    assert pending_deletes.sweep(root.context, early=True) == 2
+        assert unnamed_files.sweep(root.context, early=True) == 1
+    assert unnamed_files.sweep(root.context, early=True) == 2
 
 
 def test_a_partition_over_its_hard_limit_ignores_leases(root):

@@ -23,7 +23,7 @@ import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, LockTimeoutError
 from embedlog.kafka import KafkaProducer
-from embedlog.partition.open_files import OpenFiles
+from embedlog.partition.state import OpenFiles
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 

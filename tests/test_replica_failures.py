@@ -18,7 +18,7 @@ from support.staged_files import publish, stage
 from embedlog import catalog, errors, kv
 from embedlog.files import Files
 from embedlog.files.reserve import Reserve
-from embedlog.partition import leader_epochs, uncommitted_files
+from embedlog.partition import leader_epochs, unnamed_files
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
 from embedlog.replication import catch_up, reassign, root
@@ -354,7 +354,7 @@ def test_a_copy_that_joins_has_no_files_that_are_removed_at_that_moment(director
     send(log, "t", [b"a"])
     part = log.partition("t", 0)
     part.refresh()
-    info = uncommitted_files.new_file(part, part.active_segment)
+    info = unnamed_files.new_file(part, part.active_segment)
     (directories.path(3) / part.path_of(info)).write_bytes(b"x")
     directories.lose(log, 3)
     directories.put_back(3)
@@ -362,7 +362,7 @@ def test_a_copy_that_joins_has_no_files_that_are_removed_at_that_moment(director
     bring_back(log)
 
     assert not (directories.path(3) / part.path_of(info)).exists()
-    uncommitted_files.discard(part, [info])
+    unnamed_files.discard(part, [info])
     assert not log.root.context.state.read(lambda txn: catalog.uncommitted_files(txn, part.key))
 
 

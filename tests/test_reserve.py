@@ -18,7 +18,7 @@ from embedlog import batch, compaction
 from embedlog.cli import main
 from embedlog.errors import DiskFullError
 from embedlog.files.reserve import RESERVE_BYTES, RESERVE_FILE, Reserve
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.retention import retain
 
 pytestmark = pytest.mark.disk  # what it promises depends on the file system
@@ -178,7 +178,7 @@ def test_retention_deletes_fewer_segments_if_a_transaction_does_not_fit(root, mo
     log = make_log(root, {"retention.ms": 1, "segment.bytes": encoded(b"v0").size})
     fill(log, 64)
     rows = []
-    put = pending_deletes.put
+    put = unnamed_files.schedule_delete
 
     def limited_put(txn, *rest):
         rows.append(1)
@@ -186,7 +186,7 @@ def test_retention_deletes_fewer_segments_if_a_transaction_does_not_fit(root, mo
             raise DiskFullError("too many rows for the disk")
         put(txn, *rest)
 
-    monkeypatch.setattr(pending_deletes, "put", limited_put)
+    monkeypatch.setattr(unnamed_files, "schedule_delete", limited_put)
     write = root.context.live.write
 
     def limited_write(step):

@@ -34,8 +34,8 @@ from embedlog.files import Files
 from embedlog.groups import offsets as committed
 from embedlog.maintenance.owner import BoundedClock
 from embedlog.partition import log_start, tail
-from embedlog.partition.bounded_clock import CLOCK_READING, MOST_AHEAD_MS
 from embedlog.partition.leases import hold, leases
+from embedlog.partition.state import CLOCK_READING, MOST_AHEAD_MS
 from embedlog.publish import staging, transaction
 from embedlog.publish.transaction import Publication
 from embedlog.record import OffsetAndMetadata, TopicPartition

@@ -14,7 +14,7 @@ from support.tiers import choose
 import embedlog
 from embedlog import catalog
 from embedlog.display import plural
-from embedlog.partition.record_counts import RecordCounts, SegmentCounts
+from embedlog.partition.lookup import RecordCounts, SegmentCounts
 from embedlog.record import TopicPartition
 from embedlog.segment import SegmentFile
 

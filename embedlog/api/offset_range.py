@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from embedlog.partition.extents import extents
+from embedlog.partition.lookup import extents
 from embedlog.root.root import Root
 
 

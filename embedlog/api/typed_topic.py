@@ -23,7 +23,7 @@ from embedlog.errors import (
 )
 from embedlog.hints import Hint
 from embedlog.lazy import pa
-from embedlog.partition.skipping import ranges_to_read
+from embedlog.partition.segment_statistics import ranges_to_read
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.reading import OFFSET, PARTITION, TIMESTAMP, TypedReader
 from embedlog.schemas.rows import RowEncoder, python_rows

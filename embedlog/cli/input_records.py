@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 from uuid import UUID
 
 from embedlog.api import Log
-from embedlog.batch.encode import headers_array
+from embedlog.batch.encode import binary_array, headers_array
 from embedlog.cli.file_formats import CSV, JSONL, NOT_TEXT
 from embedlog.cli.read_files import FileRows, csv_rows, lines_as_rows, parquet_rows
 from embedlog.config import INT_MAX
@@ -199,11 +199,12 @@ def json_records(lines: list[bytes], before: int, serializers: InputSerializers)
         return None
     values, keys, headers, partitions, timestamps = map(list, zip(*records, strict=True))
     columns = {
-        "key": pa.array(keys, pa.binary()),
-        "value": pa.array(values, pa.binary()),
-        "timestamp": pa.array(timestamps, pa.int64()),
-        "partition": pa.array(partitions, pa.int64()),
+        "key": binary_array(keys, len(keys)),
+        "value": binary_array(values, len(values)),
     }
+    for name, numbers in (("timestamp", timestamps), ("partition", partitions)):
+        if any(number is not None for number in numbers):
+            columns[name] = pa.array(numbers, pa.int64())
     if any(headers):
         columns["headers"] = headers_array(headers)
     return pa.table(columns)
@@ -222,11 +223,12 @@ def text_records(
     values, columns = lines, {}
     if separator:
         pairs = [line.partition(separator) for line in lines]
-        columns["key"] = pa.array([key if mark else None for key, mark, _ in pairs], pa.binary())
+        keys = [key if mark else None for key, mark, _ in pairs]
+        columns["key"] = binary_array(keys, len(keys))
         values = [value if mark else key for key, mark, value in pairs]
-    return serializers.columns(
-        pa.table({**columns, "value": pa.array(values, pa.binary())}), before
-    )
+    # Unlike `pa.array`, this does not import pandas.
+    columns["value"] = binary_array(values, len(values))
+    return serializers.columns(pa.table(columns), before)
 
 
 def _read_by_arrow(lines: list[bytes]) -> Any:

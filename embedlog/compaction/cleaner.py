@@ -31,7 +31,7 @@ from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, tombston
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.files.throttle import Throttle
-from embedlog.partition import PartitionLog, flush, pending_deletes, replace
+from embedlog.partition import PartitionLog, flush, replace, unnamed_files
 from embedlog.partition.replace import Fence, Replacement, no_fence
 from embedlog.schemas.statistics import text_columns_of
 
@@ -230,7 +230,7 @@ class Cleaner:
                     return
                 # The disk was fuller than reported.  Retry with groups that surely fit.
                 self.trust_free_space = False
-                pending_deletes.sweep_soon(self.log)
+                unnamed_files.sweep_soon(self.log)
 
     def guard(self) -> None:
         """Raise `FencedError` if the fence does, or if the topic is no longer compacted."""

@@ -19,7 +19,7 @@ from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
 from embedlog.partition import PartitionLog, flush, tail
-from embedlog.partition.producers import expire_producers
+from embedlog.partition.producer_state import expire_producers
 from embedlog.partition.state import has_flush_interval
 from embedlog.retention import RetentionResult, retain
 from embedlog.root.root import Root

@@ -39,7 +39,7 @@ from embedlog.maintenance.jobs import (
     MaintenanceOwner,
     owner_in,
 )
-from embedlog.partition.bounded_clock import CLOCK_READING, ClockReading, last_reading
+from embedlog.partition.state import CLOCK_READING, ClockReading, last_reading
 from embedlog.root.root import Root
 
 SESSION_MS = 15_000

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
+from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.config import LONG_MAX
 from embedlog.errors import (
     DurabilityError,
@@ -22,8 +23,8 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.partition import producer_state
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.state import put_recovery_point, sync_data, sync_files
 from embedlog.partition.tail import TAILS, Tail, peek_tail
 from embedlog.segment import SegmentFile
 
@@ -248,3 +249,66 @@ def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
         )
     TAILS.put(txn, log.key, value=tail)
     return True
+
+
+# Flushing the files of one partition, and noting in `state` how far that has come
+
+
+def sync_files(log: PartitionLog, tail: Tail, file: SegmentFile) -> None:
+    """Flush the older segments that were not flushed yet, the active one, and their names.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on.
+    """
+    sync_data(log, tail, file)
+    if log.named_segment_id != tail.segment_id:
+        sync_entries(log, tail.segment_id)
+
+
+def sync_data(log: PartitionLog, tail: Tail, file: SegmentFile) -> None:
+    """Flush the segments, as `sync_files` does, but not their names."""
+    if tail.durable_offset < tail.base_offset:
+        for info in list(log.segments.values()):
+            if info.sealed and tail.durable_offset < info.next_offset <= tail.base_offset:
+                _sync_sealed(log, info)
+    log.sync(file)
+
+
+def _sync_sealed(log: PartitionLog, info: SegmentInfo) -> None:
+    try:
+        file = log.open_segment(info, write=True)
+    except StorageError as error:
+        log.refresh()
+        current = log.segments.get(info.base_offset)
+        if not error.missing or (current is not None and current.id == info.id):
+            raise
+        return  # Compacted meanwhile, which flushes first.
+    log.sync(file)
+
+
+def sync_entries(log: PartitionLog, segment_id: int) -> None:
+    """Flush the names of new files: without it a power cut loses the whole file.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on.
+        StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
+    """
+    for directory in log.directories:
+        log.sync_directory(directory)
+    log.note_names_synced(segment_id)
+
+
+def put_recovery_point(
+    txn: kv.Txn, key: bytes, flushed: Tail, producers: dict[int, ProducerState]
+) -> None:
+    """Note in `state` that everything below the end of a tail is on the disk.
+
+    The recovery point only moves forward.
+    """
+    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.log_end_offset
+    if offset > info.recovery_offset:
+        changed = info._replace(
+            recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
+        )
+        catalog.PARTITIONS.put(txn, key, value=changed)
+        producer_state.SNAPSHOTS.put(txn, key, value=producers)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo
-from embedlog.partition.state import sync_files
+from embedlog.partition.flush import sync_files
 from embedlog.partition.tail import Tail, peek_tail
 
 if TYPE_CHECKING:

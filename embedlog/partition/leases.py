@@ -17,7 +17,7 @@ from embedlog.display import plural
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.keyspace import LEASES, PARTITION_KEY
 from embedlog.partition import tail
-from embedlog.partition.extents import size_bytes
+from embedlog.partition.lookup import size_bytes
 from embedlog.partition.state import Context, Partitions
 from embedlog.record import TopicPartition
 

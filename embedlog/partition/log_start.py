@@ -26,7 +26,7 @@ from sortedcontainers import SortedDict
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.partition.roll import roll
 from embedlog.partition.tail import TAILS, Tail, unpack
 
@@ -97,7 +97,7 @@ def move_log_start(
             return LogStartChange(tail.start_offset)
         change = _move_locked(log, tail, offset, whole, limit)
     if change.segments:
-        pending_deletes.sweep_soon(log)
+        unnamed_files.sweep_soon(log)
     if change.start_offset != tail.start_offset:
         log.context.wake.advance()
     return change
@@ -114,7 +114,7 @@ def _move_locked(
     segments = log.segments
     if goal == tail.start_offset and not _before(segments, goal):
         return LogStartChange(goal)
-    due = pending_deletes.due(log)
+    due = unnamed_files.delete_due_ms(log)
 
     def step(txn: kv.Txn) -> int:
         current = unpack(txn.get(log.tail_key))
@@ -126,7 +126,7 @@ def _move_locked(
         changed = current._replace(start_offset=start, durable_offset=durable)
         TAILS.put(txn, log.key, value=changed)
         for info in _before(segments, start):
-            pending_deletes.put(txn, log, info, due)
+            unnamed_files.schedule_delete(txn, log, info, due)
         return start
 
     start = log.context.live.write(step)

@@ -1,6 +1,6 @@
 """The log of one partition: its state, and the methods that all other packages call.
 
-Lock order: the lock of the log (`log_lock`), thread lock, then the partition's `flock`, then
+Lock order: the lock of the log (`LogLock`), thread lock, then the partition's `flock`, then
 `state` or `live`.
 """
 
@@ -35,8 +35,6 @@ from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.hints import REPAIR
 from embedlog.partition import (
     append,
-    append_at,
-    extents,
     flush,
     journal,
     leader_epochs,
@@ -44,11 +42,10 @@ from embedlog.partition import (
     producer_state,
     recovery,
     roll,
-    truncate,
 )
+from embedlog.partition.lookup import RecordCounts
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.record_counts import RecordCounts
 from embedlog.partition.state import AppendRules, Context, append_rules
 from embedlog.partition.tail import TAILS, CachedTail, Tail, peek_tail
 from embedlog.record import Appended, OffsetAndTimestamp
@@ -730,7 +727,7 @@ class PartitionLog:
 
     def size_bytes(self) -> int:
         """Return how many bytes its segment files have."""
-        return extents.size_bytes(self)
+        return lookup.size_bytes(self)
 
     # Writing
 
@@ -806,9 +803,7 @@ class PartitionLog:
             MirrorConflictError: The topic is no copy of that one, or not any more.
             Exception: As `append`.
         """
-        return append_at.append_at(
-            self, placed, durability, timeout, identical, mirror, expected_end
-        )
+        return append.append_at(self, placed, durability, timeout, identical, mirror, expected_end)
 
     def skip_to(self, offset: int, *, mirror: str = "") -> None:
         """Advance the log end to ``offset``, leaving a gap; durable when it returns.
@@ -823,7 +818,7 @@ class PartitionLog:
             MirroredTopicError, MirrorConflictError: As `append_at`.
             StorageError: As `append`.
         """
-        append_at.skip_to(self, offset, mirror)
+        append.skip_to(self, offset, mirror)
 
     def roll(self) -> bool:
         """Seal the active segment and begin the next; False if it is empty."""
@@ -850,7 +845,7 @@ class PartitionLog:
             ValueError: The offset is negative.
             DurabilityError: A flush failed before.
         """
-        return truncate.truncate_to(self, offset)
+        return recovery.truncate_to(self, offset)
 
     # Reading
 

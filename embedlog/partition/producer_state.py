@@ -1,18 +1,25 @@
 """Idempotence: the last batches of each producer of a partition (KIP-98).
 
 Every producer has a new id, so the rows would grow without limit.  A producer that was
-idle for ``producer.id.expiration.ms`` is forgotten by `producers.expire_producers`, and when
+idle for ``producer.id.expiration.ms`` is forgotten by `expire_producers`, and when
 the partition is rolled, flushed or recovered, which reads all of them anyway.
+
+A named producer that restarts continues where its sequence numbers ended, so that a
+batch it sends again can be told from a new one.  To read that end safely it must first
+fence older producers of that name; `fence_producer` does both in one step.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import keyspace, kv
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
+
+if TYPE_CHECKING:
+    from embedlog.partition.partition_log import PartitionLog
 
 REMEMBERED = 5
 """Batches per producer: as many as it may have in flight, as in Kafka."""
@@ -180,3 +187,81 @@ def expire(txn: kv.Txn, partition_key: bytes, oldest: int) -> int:
     for row_key in keys:
         txn.delete(row_key)
     return len(keys)
+
+
+# Operations on one producer of a partition: read it, fence its older epochs, forget it
+
+
+def read_producer(log: PartitionLog, producer_id: int) -> ProducerState | None:
+    """Return the partition's state of a producer."""
+    log.tail()  # recovers the partition after a reboot
+    return PRODUCERS.get(log.context.live, log.key, producer_id)
+
+
+def fence_producer(
+    log: PartitionLog, producer_id: int, epoch: int, timeout: float | None = None
+) -> ProducerState:
+    """Fence all older epochs of a producer, and return what it has sent so far.
+
+    Waits ``timeout`` seconds for the partition, or the ``lock_timeout`` of the log.
+
+    Raises:
+        InvalidProducerEpochError: A producer with a newer epoch was fenced already.
+        LockTimeoutError, StorageError: Nothing was changed.
+    """
+    live = log.context.live
+    with log.owned(timeout):
+        producer = PRODUCERS.get(live, log.key, producer_id)
+        if producer is not None and producer.epoch > epoch:
+            raise InvalidProducerEpochError(
+                f"Epoch {epoch} was fenced by epoch {producer.epoch}",
+                **log.where,
+                todo="A newer producer has this name; close this one.",
+            )
+        if producer is None or producer.epoch < epoch:
+            batches = () if producer is None else producer.batches
+            fenced = remembered(epoch, log.context.clock(), batches)
+            live.write(lambda txn: PRODUCERS.put(txn, log.key, producer_id, value=fenced))
+            return fenced
+        return producer
+
+
+def expire_producers(
+    log: PartitionLog,
+    now_ms: int,
+    *,
+    fence: Callable[[kv.Txn], None] | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Forget the producers that were idle for ``producer.id.expiration.ms``; return how many.
+
+    The next batch of one of them is accepted with any sequence number, like the first
+    batch of a new producer.
+
+    Args:
+        log: The partition.
+        now_ms: The time, in milliseconds since 1970.
+        fence: Called in the transaction that deletes; raises if the caller lost its right to.
+        timeout: Seconds to wait for the partition; ``lock_timeout`` by default.
+
+    Raises:
+        LockTimeoutError: Another process holds the partition.
+        FencedError: Raised by the fence.
+    """
+    log.context.check_writable()
+    log.refresh()
+    live, oldest = log.context.live, now_ms - log.config.producer_id_expiration_ms + 1
+    # Without the lock: usually there are none, and a commit makes every
+    # process read the tail again.
+    if not live.read(lambda txn: idle_keys(txn, log.key, oldest)):
+        return 0
+
+    def step(txn: kv.Txn) -> int:
+        if fence is not None:
+            fence(txn)
+        return expire(txn, log.key, oldest)
+
+    # With the lock: an append in progress has read its producers already, and writes
+    # their rows again.
+    with log.owned(timeout):
+        return live.write(step)

@@ -1,4 +1,4 @@
-"""Finding the tail of a partition again from its segments.
+"""Finding the tail of a partition again from its segments, and truncating the log.
 
 Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it the first
@@ -25,15 +25,9 @@ from embedlog.errors import (
 from embedlog.groups import offsets
 from embedlog.hints import REPAIR
 from embedlog.index import IndexEntry
-from embedlog.partition import (
-    journal,
-    leader_epochs,
-    producer_state,
-    roll,
-    uncommitted_files,
-)
+from embedlog.partition import journal, leader_epochs, producer_state, roll, unnamed_files
+from embedlog.partition.flush import sync_entries
 from embedlog.partition.producer_state import ProducerState, SentBatch
-from embedlog.partition.state import sync_entries
 from embedlog.partition.tail import NO_TIME, Tail, first_append_time, next_append_time, peek_tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
@@ -364,7 +358,7 @@ def rebuild(log: PartitionLog, limit: int = _NO_LIMIT) -> Tail:
     if result.next_offset > result.info.recovery_offset or limit != _NO_LIMIT or result.unpublished:
         # From here on the log keeps what the scan counted, and what was truncated stays so.
         _sync(log, result, file)
-    uncommitted_files.discard(log, result.dropped)
+    unnamed_files.discard(log, result.dropped)
     return _write_tail(log, result, _tail_of(result, active, position, epoch, appended_ms))
 
 
@@ -428,7 +422,7 @@ def _copy_active(log: PartitionLog, result: RecoveryScan) -> None:
     stop = result.position
     if source.size() <= stop:
         return
-    copy, files = uncommitted_files.new_file(log, old), log.context.files
+    copy, files = unnamed_files.new_file(log, old), log.context.files
     fd = files.open(log.path_of(copy), write=True, create=True)
     try:
         for position in range(0, stop, CHUNK_BYTES):
@@ -450,7 +444,7 @@ def _start_over(log: PartitionLog, result: RecoveryScan, offset: int) -> Tail:
     info = PartitionInfo(offset, offset, epoch)
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        uncommitted_files.drop_names(txn, log.key, old)
+        unnamed_files.drop_names(txn, log.key, old)
         number = catalog.next_number(txn, "segment")
         new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
@@ -462,7 +456,7 @@ def _start_over(log: PartitionLog, result: RecoveryScan, offset: int) -> Tail:
     new = log.context.state.write(step)
     log.refresh()
     file = roll.create_segment(log, new, log.context.durability == "fsync")
-    uncommitted_files.discard(log, old)
+    unnamed_files.discard(log, old)
     empty = RecoveryScan(info, new, offset)
     return _write_tail(log, empty, _tail_of(empty, new, file.start, epoch, new.created_ms))
 
@@ -482,7 +476,7 @@ def _write_state(
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
         for segment in undated:
             catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
-        uncommitted_files.drop_names(txn, log.key, result.dropped)
+        unnamed_files.drop_names(txn, log.key, result.dropped)
         catalog.drop_segment(txn, log.key, result.active)
         keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *result.active.key)
         catalog.put_segment(txn, log.key, active)
@@ -551,3 +545,48 @@ def _tail_of(
         appended_ms=appended_ms,
         unindexed=result.unindexed,
     )
+
+
+# Removing the records at and above an offset
+
+
+def truncate_to(log: PartitionLog, offset: int) -> bool:
+    """Remove every record at or above an offset; see `PartitionLog.truncate_to`."""
+    if offset < 0:
+        raise ValueError(f"offset must be at least 0, got {offset}")
+    log.context.check_writable()
+    try:
+        with log.owned() as tail:
+            if tail.failed:
+                raise log.flush_failed()
+            if offset < tail.log_end_offset:
+                truncate_locked(log, tail, offset)
+            return offset < tail.log_end_offset
+    finally:
+        log.context.wake.advance()
+
+
+def truncate_locked(log: PartitionLog, tail: Tail, offset: int) -> None:
+    """Remove every record at or above an offset, under the partition's lock."""
+
+    def step(txn: kv.Txn) -> None:
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
+        recovery_point = min(info.recovery_offset, offset)
+        # The start in `live` is ahead if a move of it was not made durable; it never moves back.
+        start = min(max(info.start_offset, tail.start_offset), offset)
+        changed = PartitionInfo(
+            start, recovery_point, info.leader_epoch, tail.appended_ms, tail.log_end_offset
+        )
+        catalog.PARTITIONS.put(txn, log.key, value=changed)
+        catalog.clamp_cleaned_offset(txn, log.key, offset)
+
+    log.context.state.write(step)
+    # If this process dies from here on, the next one rebuilds the tail, and the log has
+    # either all of the records or none of them.
+    log.context.live.write(lambda txn: txn.delete(log.tail_key))
+    after = rebuild(log, offset)
+    if after.log_end_offset != offset:
+        # The log must end at the offset, past the last batch (A34).  A sealed segment notes
+        # that durably: otherwise recovery could not tell the gap from lost records.
+        after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
+        roll.roll(log, after, synced=True, gap=True)

@@ -33,7 +33,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import leases, pending_deletes, roll, segment_statistics, uncommitted_files
+from embedlog.partition import leases, roll, segment_statistics, unnamed_files
 from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
 from embedlog.schemas.statistics import RowStatistics
 from embedlog.segment import END_MARK, create
@@ -65,7 +65,7 @@ def rewrite_lock(log: PartitionLog) -> Iterator[bool]:
             # A truncation in progress has such files too, and holds the partition's lock.  If
             # that is not free at once, the next rewrite, or the last close, removes the files.
             with suppress(LockTimeoutError), log.locked(0):
-                uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
+                unnamed_files.discard(log, unnamed_files.uncommitted(log))
         yield free
     finally:
         files.close(fd)
@@ -73,15 +73,15 @@ def rewrite_lock(log: PartitionLog) -> Iterator[bool]:
 
 def _retire(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     """Add replaced files to the pending deletes."""
-    due = pending_deletes.due(log)
+    due = unnamed_files.delete_due_ms(log)
 
     def step(txn: kv.Txn) -> None:
         for segment in segments:
-            pending_deletes.put(txn, log, segment, due)
+            unnamed_files.schedule_delete(txn, log, segment, due)
 
     log.context.live.write(step)
-    uncommitted_files.forget(log, segments)
-    pending_deletes.sweep_soon(log)
+    unnamed_files.forget(log, segments)
+    unnamed_files.sweep_soon(log)
 
 
 class Replacement:
@@ -105,7 +105,7 @@ class Replacement:
         self._uncommitted = True
         self._old: Sequence[SegmentInfo] = ()
         new = roll.with_columns(SegmentInfo(base_offset, 0, log.context.clock()), columns)
-        self.info = uncommitted_files.new_file(log, new)
+        self.info = unnamed_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
         schema = roll.schema_of(log, self.info, offsets=offsets)
         try:
@@ -195,12 +195,12 @@ class Replacement:
                 _retire(log, old)
             except DiskFullError:
                 # No room for the rows: unlinking at once makes some.
-                uncommitted_files.discard(log, old)
+                unnamed_files.discard(log, old)
 
     def _swap(self, txn: kv.Txn, old: Sequence[SegmentInfo], cleaned: int | None) -> None:
         key = self._log.key
         _check_segments(self._log, txn, old)
-        uncommitted_files.drop_names(txn, key, old)
+        unnamed_files.drop_names(txn, key, old)
         keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
         keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
@@ -219,8 +219,8 @@ class Replacement:
             with suppress(EmbedlogError):
                 ids = {self.info.id, *(segment.id for segment in self._old)}
                 # A truncation neither has the new file nor still needs the old ones.
-                files = uncommitted_files.uncommitted_files(self._log)
-                uncommitted_files.discard(self._log, [file for file in files if file.id in ids])
+                files = unnamed_files.uncommitted(self._log)
+                unnamed_files.discard(self._log, [file for file in files if file.id in ids])
 
 
 def _check_epoch(log: PartitionLog, tail: Tail, epoch: int | None) -> None:

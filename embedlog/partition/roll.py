@@ -11,8 +11,8 @@ from embedlog.batch import EXPLICIT_OFFSETS, HEADERS, TOMBSTONES, EncodedBatch
 from embedlog.batch.wire import SCHEMA_VERSION, layout_of
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
-from embedlog.partition import producer_state, segment_statistics, uncommitted_files
-from embedlog.partition.state import put_recovery_point, sync_entries, sync_files
+from embedlog.partition import producer_state, segment_statistics, unnamed_files
+from embedlog.partition.flush import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail, creation_time, first_append_time, peek_tail
 from embedlog.segment import END_MARK, SegmentFile, create
 
@@ -129,7 +129,7 @@ def roll(
         *(log.topic, log.partition, new.file_name, tail.log_end_position),
     )
     if tail.empty:
-        uncommitted_files.discard(log, [old])
+        unnamed_files.discard(log, [old])
     return after
 
 
@@ -165,7 +165,7 @@ def _name_next(
             SegmentInfo(tail.log_end_offset, number, created_ms, dense=not offsets), columns
         )
         if tail.empty:
-            uncommitted_files.drop_names(txn, log.key, [old])
+            unnamed_files.drop_names(txn, log.key, [old])
         else:
             catalog.put_segment(txn, log.key, sealed)
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(entries))

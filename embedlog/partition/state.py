@@ -1,34 +1,179 @@
-"""What the partitions of an open log share, its `Context`, and the settings that appends read."""
+"""What the partitions of an open log share: its clock, its lock, its open files, its settings."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from embedlog import catalog, kv
-from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo
+from embedlog import keyspace, kv
+from embedlog.catalog import Catalog, SegmentInfo
 from embedlog.config import INT_MAX, LONG_MAX, TopicConfig
 from embedlog.errors import (
     ReadOnlyError,
-    StorageError,
 )
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
-from embedlog.partition import producer_state
-from embedlog.partition.bounded_clock import last_reading
-from embedlog.partition.log_lock import LogLock
-from embedlog.partition.open_files import OpenFiles
-from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.tail import Tail
-from embedlog.segment import SegmentFile
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
 
-_logger = logging.getLogger("embedlog.partition")
-T = TypeVar("T")
+# The clock.  If it is set two years ahead, every record seems older than a week and every
+# producer idle for long.  So time that passed by the wall clock only counts up to an hour; the
+# uptime of the machine comes from a clock that is never set.  A step back counts at once, because
+# it deletes nothing.  Housekeeping keeps what both clocks showed in `live`.
+
+
+MOST_AHEAD_MS = 3_600_000
+"""How much of the time that passed by the wall clock only counts at one reading."""
+
+
+class ClockReading(NamedTuple):
+    """What both clocks showed at one instant."""
+
+    believed_ms: int
+    """Milliseconds since 1970, as far as they are trusted."""
+    uptime_ms: int
+
+    def bound(self, wall_ms: int, uptime_ms: int) -> int:
+        """Return how far to trust what the wall clock shows now."""
+        elapsed = max(uptime_ms - self.uptime_ms, 0)
+        return min(wall_ms, self.believed_ms + elapsed + MOST_AHEAD_MS)
+
+
+CLOCK_READING = keyspace.CLOCK_READING.typed(ClockReading)
+
+
+def last_reading(live: kv.Store) -> ClockReading | None:
+    """Return the last reading; None if no process did housekeeping since the boot.
+
+    A damaged row counts as none: values in `live` have no checksum, and recovery, which
+    calls this, must not depend on them.
+    """
+    key = CLOCK_READING.key()
+    row = live.get(key)
+    return None if row is None else CLOCK_READING.load_if_valid(key, row)
+
+
+# The lock of the whole log, to which a publication escalates from too many locks of partitions.
+#
+# Each lock of a partition costs a descriptor for as long as it is held.  A publication over more
+# partitions than its process can hold takes this lock exclusively instead, and notes that in
+# `state`: then it locks each partition once, to wait for the operation in it, and gives the
+# descriptor back.  Others look at the note when they have a partition's lock, which costs them
+# a few loads, and if there is one they give that lock back and wait here.  An operation on
+# several partitions at once takes this lock first, shared, since it must not wait here while it
+# holds one of theirs.
+#
+# If the process dies, the kernel frees the lock, and the next to wait removes the note.
+
+
+_PATH = "locks/log"
+
+
+class LogLock:
+    """The lock of one log, for all threads of one handle; its note is in ``state``."""
+
+    def __init__(self, files: Files, state: kv.Store) -> None:
+        self._files, self._state = files, state
+        self.free_version = -1
+        """The last version of ``state`` without the note: while it is current, the lock is free."""
+
+    def is_free(self) -> bool:
+        """Return whether nobody holds it exclusively; call it with the lock of a partition."""
+        row, version = self._state.get_at(keyspace.LOG_LOCKED.key())
+        if row is None:
+            self.free_version = version
+        return row is None
+
+    @contextmanager
+    def shared(self, timeout: float) -> Iterator[None]:
+        """Keep others from holding it exclusively.
+
+        Raises:
+            LockTimeoutError: A process does; ``pid`` says which.
+        """
+        with self._files.opened(_PATH, write=True, create=True) as fd:
+            self._files.lock(fd, timeout, shared=True)
+            if not self.is_free():  # Its process died.
+                self._state.write(keyspace.LOG_LOCKED.delete)
+            yield
+
+    @contextmanager
+    def exclusive(self, timeout: float) -> Iterator[None]:
+        """Keep others out of all partitions; the caller must lock each of them once.
+
+        Raises:
+            LockTimeoutError: A process holds it; ``pid`` says which, if there is only one.
+        """
+        with self._files.opened(_PATH, write=True, create=True) as fd:
+            self._files.lock(fd, timeout)
+            try:
+                self._state.write(lambda txn: keyspace.LOG_LOCKED.put(txn, value=None))
+                yield
+            finally:
+                self._state.write(keyspace.LOG_LOCKED.delete)
+
+
+# Which partitions and readers hold descriptors, and how many may at once.  A process that uses
+# thousands of partitions must not run out of them: the files opened longest ago are closed first,
+# and opened again when they are needed.
+
+
+LEAST, MOST = 16, 1000
+"""How many holders keep their descriptors; by default an eighth of the process's limit."""
+
+
+class FileHolder(Protocol):
+    """Opens files, and can close them between two uses."""
+
+    def release_files(self) -> bool:
+        """Close the open files, unless they are in use; return whether they were closed."""
+
+
+def limit_for(descriptors: int) -> int:
+    """Return how many holders may keep files open in a process with this many descriptors."""
+    return max(LEAST, min(MOST, descriptors // 8))
+
+
+class OpenFiles:
+    """The holders that have files open, in the order in which they opened them.
+
+    Any thread may call it.  A holder that is garbage closes its files by itself, and
+    does not count.
+
+    Args:
+        limit: How many holders may have files open before the oldest close theirs.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._holders: dict[int, weakref.ref[FileHolder]] = {}
+
+    def opened(self, holder: FileHolder) -> None:
+        """Note that a holder has opened a file; the oldest holders close theirs if need be."""
+        with self._lock:
+            self._holders.pop(id(holder), None)
+            self._holders[id(holder)] = weakref.ref(holder)
+            surplus = []
+            if len(self._holders) > self.limit:
+                # The oldest eighth at once: one pass for many openings.
+                alive = [item for item in self._holders.items() if item[1]() is not None]
+                keep = self.limit - self.limit // 8
+                surplus, self._holders = alive[:-keep], dict(alive[-keep:])
+        for number, reference in surplus:
+            oldest = reference()
+            if oldest is not None and not oldest.release_files():
+                with self._lock:
+                    self._holders.setdefault(number, reference)
+
+
+# What they share
+
 
 Durability = Literal["os", "fsync"]
 Visibility = Literal["append", "durable"]
@@ -68,7 +213,7 @@ class Context:
             self.reserve.check()
 
     def bounded_ms(self) -> int:
-        """Return the time for decisions that forget something (`bounded_clock`).
+        """Return the time for decisions that forget something (`ClockReading`).
 
         It is the clock of the log as it is, if no process does housekeeping: a clock that a
         program passed is trusted.
@@ -142,69 +287,6 @@ def max_segment_ms(config: TopicConfig, segment: SegmentInfo) -> int:
 def has_flush_interval(config: TopicConfig) -> bool:
     """Whether flush.messages or flush.ms ever requires a flush; by default neither does."""
     return min(config.flush_messages, config.flush_ms) < LONG_MAX
-
-
-# Flushing the files of one partition, and noting in `state` how far that has come
-
-
-def sync_files(log: PartitionLog, tail: Tail, file: SegmentFile) -> None:
-    """Flush the older segments that were not flushed yet, the active one, and their names.
-
-    Raises:
-        DurabilityError: A flush failed; the partition is read-only from now on.
-    """
-    sync_data(log, tail, file)
-    if log.named_segment_id != tail.segment_id:
-        sync_entries(log, tail.segment_id)
-
-
-def sync_data(log: PartitionLog, tail: Tail, file: SegmentFile) -> None:
-    """Flush the segments, as `sync_files` does, but not their names."""
-    if tail.durable_offset < tail.base_offset:
-        for info in list(log.segments.values()):
-            if info.sealed and tail.durable_offset < info.next_offset <= tail.base_offset:
-                _sync_sealed(log, info)
-    log.sync(file)
-
-
-def _sync_sealed(log: PartitionLog, info: SegmentInfo) -> None:
-    try:
-        file = log.open_segment(info, write=True)
-    except StorageError as error:
-        log.refresh()
-        current = log.segments.get(info.base_offset)
-        if not error.missing or (current is not None and current.id == info.id):
-            raise
-        return  # Compacted meanwhile, which flushes first.
-    log.sync(file)
-
-
-def sync_entries(log: PartitionLog, segment_id: int) -> None:
-    """Flush the names of new files: without it a power cut loses the whole file.
-
-    Raises:
-        DurabilityError: A flush failed; the partition is read-only from now on.
-        StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
-    """
-    for directory in log.directories:
-        log.sync_directory(directory)
-    log.note_names_synced(segment_id)
-
-
-def put_recovery_point(
-    txn: kv.Txn, key: bytes, flushed: Tail, producers: dict[int, ProducerState]
-) -> None:
-    """Note in `state` that everything below the end of a tail is on the disk.
-
-    The recovery point only moves forward.
-    """
-    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.log_end_offset
-    if offset > info.recovery_offset:
-        changed = info._replace(
-            recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
-        )
-        catalog.PARTITIONS.put(txn, key, value=changed)
-        producer_state.SNAPSHOTS.put(txn, key, value=producers)
 
 
 class Partitions(Protocol):

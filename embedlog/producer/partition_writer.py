@@ -22,8 +22,14 @@ from embedlog.errors import (
 )
 from embedlog.listeners import Listener
 from embedlog.partition import PartitionLog, producer_state
-from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
-from embedlog.partition.producers import fence_producer, read_producer
+from embedlog.partition.producer_state import (
+    LAST_SEQUENCE,
+    REMEMBERED,
+    ProducerState,
+    SentBatch,
+    fence_producer,
+    read_producer,
+)
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import OpenBatch, ProducerBatch
 from embedlog.producer.delivery_reports import LONG_WAIT

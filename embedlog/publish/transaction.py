@@ -50,15 +50,10 @@ from embedlog.errors import (
 from embedlog.partition import PartitionLog, journal, roll, segment_statistics, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
+from embedlog.partition.flush import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.journal import JournalEntry
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.state import (
-    Context,
-    Partitions,
-    put_recovery_point,
-    sync_entries,
-    sync_files,
-)
+from embedlog.partition.state import Context, Partitions
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion

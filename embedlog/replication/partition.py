@@ -20,7 +20,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.partition import journal, leader_epochs, truncate
+from embedlog.partition import journal, leader_epochs, recovery
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail, peek_tail
@@ -439,7 +439,7 @@ class ReplicatedPartition(PartitionLog):
             )
             # The epoch that the truncation begins must be that of the leader.
             self.context.state.write(note_epoch)
-            truncate.truncate_locked(self, tail, end)
+            recovery.truncate_locked(self, tail, end)
         if assignment.leader_recovering:
             self.remove_unnamed(self.context.files)
         self.context.wake.advance()

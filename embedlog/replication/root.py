@@ -42,7 +42,7 @@ from embedlog.files.paths import (
     real_path,
 )
 from embedlog.keyspace import LIVE_VERSION
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.partition.state import Context
 from embedlog.record import TopicPartition
 from embedlog.replication.controller import Controller
@@ -782,7 +782,7 @@ def _is_new(root: ReplicatedRoot, directory: LogDirectory) -> bool:
 def _sweep(root: ReplicatedRoot, directory: LogDirectory) -> None:
     """Remove the files of what was deleted, replaced or moved while the directory was offline."""
     with suppress(StorageError):
-        pending = pending_deletes.paths(directory.live)
+        pending = unnamed_files.pending_paths(directory.live)
         for path in startup.strays(directory.files, directory.state, pending):
             startup.remove_stray(directory.files, path)
         for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):

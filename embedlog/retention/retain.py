@@ -11,7 +11,7 @@ from embedlog import keyspace, kv
 from embedlog.errors import DiskFullError
 from embedlog.failures import Failures
 from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, CommittedOffset, in_partition
-from embedlog.partition import PartitionLog, leases, log_start, pending_deletes
+from embedlog.partition import PartitionLog, leases, log_start, unnamed_files
 from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail
 from embedlog.retention import policy
@@ -114,7 +114,7 @@ def retain(
 
 
 _STEPS: Mapping[str, Callable[[Context], object]] = {
-    "Removal of files that are to be deleted": pending_deletes.sweep_due,
+    "Removal of files that are to be deleted": unnamed_files.sweep_due,
     "Deletion of topics": topic_deletion.finish_all,
     "Removal of leases that have ended": leases.forget_ended,
 }
@@ -248,7 +248,7 @@ def _delete_even_if_full(
     except DiskFullError:
         # First unlink the files whose deletion is pending, then the reserve.
         with suppress(DiskFullError):
-            pending_deletes.sweep(context, early=True)
+            unnamed_files.sweep(context, early=True)
         context.reserve.give_up()
     while True:
         try:

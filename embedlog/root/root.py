@@ -49,10 +49,8 @@ from embedlog.hints import ADD_REPLICA, Hint
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.listeners import Listeners
 from embedlog.partition import flush, tail
-from embedlog.partition.log_lock import LogLock
-from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
-from embedlog.partition.state import Context, Durability
+from embedlog.partition.state import Context, Durability, LogLock, OpenFiles, limit_for
 from embedlog.root import startup, topic_deletion
 from embedlog.schemas.settings import with_typed_defaults
 from embedlog.schemas.topic_schema import TopicSchema

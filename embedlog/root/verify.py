@@ -20,7 +20,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import journal, lookup, pending_deletes
+from embedlog.partition import journal, lookup, unnamed_files
 from embedlog.partition import tail as tails
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context
@@ -284,9 +284,9 @@ def gaps(segment: SegmentInfo, batch: Batch, expected: int) -> list[str]:
 def stray_files(context: Context) -> list[str]:
     """Return the files that nothing names, without the pending deletes."""
     # Read twice: files may be unlinked, or become pending deletes, in between.
-    pending = pending_deletes.paths(context.live)
+    pending = unnamed_files.pending_paths(context.live)
     paths = startup.strays(context.files, context.state, pending)
-    pending = pending_deletes.paths(context.live) if paths else set()
+    pending = unnamed_files.pending_paths(context.live) if paths else set()
     return [path for path in paths if path not in pending and context.files.exists(path)]
 
 

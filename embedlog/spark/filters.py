@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa, pc
 from embedlog.partition import PartitionLog
-from embedlog.partition.skipping import ranges_to_read
+from embedlog.partition.segment_statistics import ranges_to_read
 from embedlog.record import TopicPartition
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.topic_schema import TopicSchema

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.files import process_id
 from embedlog.partition import PartitionLog
-from embedlog.partition.extents import Extent, extents, narrow, offset_near
+from embedlog.partition.lookup import Extent, extents, narrow, offset_near
 from embedlog.record import TopicPartition
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import filters as query_filters

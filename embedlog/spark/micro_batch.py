@@ -22,7 +22,7 @@ from embedlog.errors import CommitFailedError, EmbedlogError, UnknownTopicOrPart
 from embedlog.groups.offsets import check_group_id
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.partition import PartitionLog
-from embedlog.partition.extents import end_within, extents
+from embedlog.partition.lookup import end_within, extents
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.spark.input_partitions import plan_input_partitions
 from embedlog.spark.log_cache import LogCache

@@ -27,7 +27,7 @@ from embedlog import kv
 from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import EmbedlogError, FencedError
-from embedlog.partition import PartitionLog, pending_deletes
+from embedlog.partition import PartitionLog, unnamed_files
 from embedlog.partition.log_start import move_log_start
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -173,7 +173,7 @@ class CompactionFaults(RootFaults):
         self._check_resending(log, end)
         (receipt,) = log.append([self._stored(encoded(b"v", keys=[b"new"]))])
         assert receipt.base_offset == end
-        pending_deletes.sweep(log.context, early=True)
+        unnamed_files.sweep(log.context, early=True)
         assert no_stray_files(root)
 
     def _check_resending(self, log: PartitionLog, end: int) -> None:

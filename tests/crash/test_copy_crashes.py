@@ -19,7 +19,7 @@ from support.tiers import choose, runs
 from embedlog import catalog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError
-from embedlog.partition import PartitionLog, pending_deletes
+from embedlog.partition import PartitionLog, unnamed_files
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
@@ -113,7 +113,7 @@ class CopyFaults(RootFaults):
 
     def check_reopened(self, root: Root) -> None:
         """A clean close leaves no file that the manifest does not name."""
-        pending_deletes.sweep(root.context, early=True)
+        unnamed_files.sweep(root.context, early=True)
         assert no_stray_files(root)
         assert healthy(root)
 
@@ -144,10 +144,10 @@ def test_after_a_power_cut_the_copy_is_a_prefix(directory, durability):
     assert FAULTS.cut_everywhere(directory, limit, durability) >= limit / 6
 
 
-APPEND_AT, APPEND = "embedlog.partition.append_at", "embedlog.partition.append"
+APPEND = "embedlog.partition.append"
 BUGS = {
     "a gap is not named": Change(f"{APPEND}:PendingAppend.add", {"gap=base - expected": "gap=0"}),
-    "the manifest does not learn of gaps": Behaviour(f"{APPEND_AT}:_note_gaps", lambda log: None),
+    "the manifest does not learn of gaps": Behaviour(f"{APPEND}:_note_gaps", lambda log: None),
     "a copy gets epochs of its own": Change(
         f"{APPEND}:PendingAppend.add", {"epoch if batch.leader_epoch is None else": "epoch or"}
     ),

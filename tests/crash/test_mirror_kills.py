@@ -31,7 +31,7 @@ from embedlog.errors import EmbedlogError
 from embedlog.mirrors import merging_target  # noqa: F401 - or each child would import it
 from embedlog.mirrors import mirror as mirror_module
 from embedlog.mirrors.hops import _HOP, HEADER, Place, hops_of, key_of
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.record import TopicPartition
 from embedlog.registry.schema_registry import SchemaRegistry
 from embedlog.root.root import Root
@@ -190,7 +190,7 @@ class MirrorFaults(RootFaults):
 
     def check_reopened(self, root: Root) -> None:
         """A clean close leaves no file that the manifest does not name."""
-        pending_deletes.sweep(root.context, early=True)
+        unnamed_files.sweep(root.context, early=True)
         assert no_stray_files(root)
         assert healthy(root)
 

@@ -12,7 +12,7 @@ from support.tiers import choose
 from embedlog.compaction.rebatch import rebatch
 from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.errors import EmbedlogError, FencedError
-from embedlog.partition import PartitionLog, flush, pending_deletes
+from embedlog.partition import PartitionLog, flush, unnamed_files
 from embedlog.producer import Producer
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
@@ -85,7 +85,7 @@ class RebatchFaults(RootFaults):
         """Another call finishes the work, and leaves no file that the manifest does not name."""
         flush.flush([root.partition(*part) for part in self.parts])
         assert self.work(root, durability, lambda step: None) is None
-        pending_deletes.sweep(root.context, early=True)
+        unnamed_files.sweep(root.context, early=True)
         self.check_between(root, {topic for topic, _ in self.parts})
         assert no_stray_files(root)
         assert healthy(root)

@@ -14,7 +14,7 @@ from support.tiers import choose
 from embedlog import catalog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError
-from embedlog.partition import log_start, pending_deletes
+from embedlog.partition import log_start, unnamed_files
 from embedlog.record import TopicPartition
 from embedlog.retention import delete_records, retain
 from embedlog.root.root import Root
@@ -93,12 +93,12 @@ class RetentionFaults(RootFaults):
     def check_done(self, root: Root, durability: str) -> None:
         """Another round finishes the work, and leaves no file that the manifest does not name."""
         assert self.work(root, durability, lambda step: None) is None
-        pending_deletes.sweep(root.context, early=True)
+        unnamed_files.sweep(root.context, early=True)
         for name, (goal, end) in GOALS.items():
             log = root.partition(name, 0)
             assert (log.start_offset(), log.end_offset()) == (goal, end)
         assert no_stray_files(root)
-        assert pending_deletes.paths(root.context.live) == set()
+        assert unnamed_files.pending_paths(root.context.live) == set()
         assert healthy(root)
 
     def check_reopened_after_fault(self, root: Root) -> None:
@@ -150,7 +150,7 @@ def unlinked_first(monkeypatch):
 
 def not_doomed(monkeypatch):
     """The files to delete are not noted."""
-    monkeypatch.setattr(pending_deletes, "put", lambda *_: None)
+    monkeypatch.setattr(unnamed_files, "schedule_delete", lambda *_: None)
 
 
 def not_finished(monkeypatch):

@@ -137,7 +137,7 @@ def test_another_user_stages_for_the_host_to_publish(
     rows = {"value": [b"x"] * 10} if topic == "t" else {"number": range(10), "text": ["é"] * 10}
     batch = pa.RecordBatch.from_pydict(rows)
     options = SinkOptions.parse({"path": log.path, "topic": topic})
-    fields = None if topic == "t" else spark_fields()
+    fields = spark_fields(value="binary") if topic == "t" else spark_fields()
     task = batch_write.plan_write(options, fields)
     before = len(log[topic])
 
@@ -157,8 +157,8 @@ def test_another_user_stages_for_the_host_to_publish(
     assert log.housekeeping.verify() == []
 
 
-def spark_fields() -> list[dict[str, Any]]:
-    types = {"number": "long", "text": "string"}
+def spark_fields(**types: str) -> list[dict[str, Any]]:
+    types = types or {"number": "long", "text": "string"}
     return [
         {"name": name, "type": kind, "nullable": True, "metadata": {}}
         for name, kind in types.items()

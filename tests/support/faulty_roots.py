@@ -146,10 +146,12 @@ class RootFaults:
     def kills(
         self, directory: Path, company: bool = False, kinds: Collection[str] = OPERATIONS
     ) -> list[Case]:
-        """Return a kill after each operation of some kinds."""
+        """Return a kill after each operation of some kinds, and in the middle of each write."""
         counted, only = self.count(directory), tuple(sorted(kinds))
         total = sum(counted.get(kind, 0) for kind in only)
-        return [Case(n, "after", company, only) for n in range(total)]
+        cases = [Case(n, "after", company, only) for n in range(total)]
+        writes = range(counted["write"] if "write" in kinds else 0)
+        return cases + [Case(n, "middle", company, ("write",)) for n in writes]
 
     def check_kills(self, directory: Path, cases: Sequence[Case]) -> int:
         """Kill at many operations; return how many processes were killed."""

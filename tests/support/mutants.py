@@ -174,7 +174,7 @@ class Mutant(NamedTuple):
 
 RECOVERY, APPEND = "embedlog.partition.recovery", "embedlog.partition.append"
 FLUSH, STARTUP = "embedlog.partition.flush", "embedlog.root.startup"
-STATE, LOG = "embedlog.partition.state", "embedlog.partition.partition_log"
+LOG = "embedlog.partition.partition_log"
 
 MUTANTS = [
     Mutant(
@@ -185,7 +185,7 @@ MUTANTS = [
     Mutant(
         "no directory fsync after creating a file",
         "fsync",
-        (Behaviour(f"{STATE}:sync_entries", forget_entries),),
+        (Behaviour(f"{FLUSH}:sync_entries", forget_entries),),
     ),
     Mutant("durable state is not synced", "fsync", (commits_are_late,)),
     Mutant(
@@ -224,7 +224,7 @@ MUTANTS = [
     Mutant(
         "the manifest does not learn of gaps",
         "os",
-        (Behaviour("embedlog.partition.append_at:_note_gaps", lambda log: None),),
+        (Behaviour("embedlog.partition.append:_note_gaps", lambda log: None),),
     ),
     Mutant(
         "recovery cuts below the recovery point",
@@ -279,7 +279,7 @@ MUTANTS = [
                 f"{RECOVERY}:_copy_active", {"files.sync(fd)": "...", "files.sync_directory": "str"}
             ),
             Change(
-                "embedlog.partition.truncate:truncate_locked",
+                "embedlog.partition.recovery:truncate_locked",
                 {"synced=True": "synced=False"},
             ),
         ),

@@ -32,7 +32,7 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import pending_deletes
+from embedlog.partition import unnamed_files
 from embedlog.partition.replace import rewrite_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import catch_up, jobs, reassign
@@ -192,7 +192,7 @@ class Log:
         if self.damaged:
             # The good copies may have been lost meanwhile.
             repair_copies(self.first.root)
-        pending_deletes.sweep(self.first.root.context, early=True)
+        unnamed_files.sweep(self.first.root.context, early=True)
         if self.topic in self.first.root.topics():
             with rewrite_lock(self.log(self.first)):
                 pass  # which removes what an attempt before has left

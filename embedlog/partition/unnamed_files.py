@@ -1,22 +1,83 @@
-"""Files that the manifest no longer names: they are unlinked after a delay, by the next sweep.
+"""Segment files that the manifest does not name, but a row does.
 
-During the delay, a reader that looked up a file before its name was dropped can still open
-it.  Rows in `live` say which files are to be unlinked, and when.  A power cut takes these
-rows too; then a file that the manifest does not name is garbage, as always.
+*Uncommitted* files are on their way into the manifest or out of it, by a row of `state`.  While
+it is there no process takes the file for garbage, and after a crash the next process knows what
+to remove.
+
+*Pending deletes* are files that the manifest no longer names: they are unlinked after a delay,
+by the next sweep.  During the delay, a reader that looked up a file before its name was dropped
+can still open it.  Rows in `live` say which files are to be unlinked, and when.  A power cut takes
+these rows too; then a file that the manifest does not name is garbage, as always.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog import kv
+from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
-from embedlog.keyspace import PENDING_DELETES, SEGMENTS
+from embedlog.keyspace import PENDING_DELETES, SEGMENTS, UNCOMMITTED_FILES
 from embedlog.partition import leases
 from embedlog.partition.state import Context
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
+
+
+def new_file(log: PartitionLog, segment: SegmentInfo) -> SegmentInfo:
+    """Return a segment with a new id, whose file may be created now: it is uncommitted."""
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        new = segment._replace(id=catalog.next_number(txn, "segment"))
+        UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
+        return new
+
+    return log.context.state.write(step)
+
+
+def uncommitted(log: PartitionLog) -> list[SegmentInfo]:
+    """Return the uncommitted files of a partition, as the disk has them too."""
+
+    def step(txn: kv.Txn) -> list[SegmentInfo]:
+        segments = catalog.uncommitted_files(txn, log.key)
+        for segment in segments:
+            UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
+        return segments
+
+    # A commit, though it changes nothing: after a commit that failed it is unknown what is
+    # on the disk, and a file must not be unlinked if a power cut may bring its name back.
+    return log.context.state.write(step)
+
+
+def drop_names(txn: kv.Txn, key: bytes, segments: Sequence[SegmentInfo]) -> None:
+    """Take segments off the manifest, in a transaction of `state`; `discard` removes the files."""
+    for segment in segments:
+        catalog.drop_segment(txn, key, segment)
+        UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
+
+
+def discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+    """Unlink files that were never in the manifest, or that no reader can be looking for."""
+    for segment in segments:
+        log.context.files.unlink(log.path_of(segment), missing_ok=True)
+    if segments:
+        forget(log, segments)
+
+
+def forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+    """Delete the rows of files that are unlinked, or that a row of `live` says to unlink."""
+
+    def step(txn: kv.Txn) -> None:
+        for segment in segments:
+            UNCOMMITTED_FILES.delete(txn, log.key, *segment.key)
+
+    # After that, not before: a row that is deleted first would leave garbage behind.
+    log.context.state.write(step)
+
+
+# Pending deletes
+
 
 LITTLE_SPACE = 64 << 20
 """Free bytes below which a disk counts as full: then no file waits for its delay."""
@@ -33,19 +94,19 @@ class PendingDelete(NamedTuple):
     path: str
 
 
-def due(log: PartitionLog) -> int:
+def delete_due_ms(log: PartitionLog) -> int:
     """Return when to unlink a file that this partition drops now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
-def put(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, due_ms: int) -> None:
+def schedule_delete(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, due_ms: int) -> None:
     """Schedule the unlinking of a segment's file, in a transaction of `live`."""
     row = due_ms, info.next_offset or 0, log.path_of(info)
     PENDING_DELETES.put(txn, log.key, *info.key, value=row)
 
 
-def paths(live: kv.Store) -> set[str]:
-    """Return the paths of the files to unlink, which are no strays.
+def pending_paths(live: kv.Store) -> set[str]:
+    """Return the pending_paths of the files to unlink, which are no strays.
 
     If a process died in the middle, the manifest still names some of them.
     """
