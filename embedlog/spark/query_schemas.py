@@ -7,14 +7,14 @@ through that version, since columns are found by their field ids.  Topics of byt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.api import Log
 from embedlog.catalog import INTERNAL, TopicInfo
-from embedlog.errors import InvalidConfigError, NotALogError
+from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError
 from embedlog.root.root import Root
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark import columns
@@ -209,17 +209,24 @@ def current_schemas(
     if fields is not None:
         # First: the topics may differ in other columns than these.
         schemas.select(fields)
-    try:
-        if logs is not None:
-            opened: AbstractContextManager[Log] = logs.using(options.path)
-        else:
-            # Read-only is faster to open, and all that is needed.
-            opened = embedlog.open(options.path, mode="r", maintenance=False)
-        with opened as log:
-            schemas.update(log.root)
-    except NotALogError:
-        schemas.update(None)
+    with _log_at(options.path, logs) as log:
+        schemas.update(None if log is None else log.root)
     if fields is not None and not schemas.schemas:
         # Also of topics that do not exist.
         columns.check_bytes_projection(fields, options.include_headers)
     return schemas
+
+
+@contextmanager
+def _log_at(path: str, logs: LogCache | None) -> Iterator[Log | None]:
+    """Yield the log; None if there is none, or, opened for this alone, if it cannot be opened."""
+    with ExitStack() as stack:
+        log = None
+        with suppress(EmbedlogError if logs is None else NotALogError):
+            if logs is None:
+                # Read-only is faster to open, and all that is needed.
+                opened = embedlog.open(path, mode="r", maintenance=False)
+                log = stack.enter_context(opened)
+            else:
+                log = stack.enter_context(logs.using(path))
+        yield log
