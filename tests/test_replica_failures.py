@@ -18,7 +18,7 @@ from support.staged_files import publish, stage
 from embedlog import catalog, errors, kv
 from embedlog.files import Files
 from embedlog.files.reserve import Reserve
-from embedlog.partition import leader_epochs, unnamed_files
+from embedlog.partition import journal, leader_epochs, unnamed_files
 from embedlog.partition.replace import Replacement
 from embedlog.record import TopicPartition
 from embedlog.replication import catch_up, reassign, root
@@ -511,6 +511,26 @@ def test_a_publication_that_was_undone_does_not_come_back_in_one_partition(
     monkeypatch.setattr(Files, "boot_id", lambda _: "another")
     with directories.open() as log:
         assert values(log, "t") == []
+
+
+def test_a_committed_publication_is_finished_before_another_leader_begins(directories):
+    """Its process was killed before it was visible, and a leader of one partition is lost."""
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(1, 2, 3), (2, 3, 1)])
+
+    def publish_and_die() -> None:
+        log = directories.open()
+        staged = stage(log.root, t_0=[b"x"], t_1=[b"x"])
+        journal.make_visible = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        publish(log.root, [staged], 1)
+
+    assert forks.was_killed(publish_and_die)
+    directories.take(1)
+    with directories.open() as log:
+        assert values(log, "t") == [b"x", b"x"]
+        staged = stage(log.root, t_0=[b"x"], t_1=[b"x"])
+        assert publish(log.root, [staged], 1).repeated
+        assert values(log, "t") == [b"x", b"x"]
 
 
 @pytest.mark.parametrize(("homes", "away"), [([1, 2], [2, 3]), ([1, 3], [1, 2]), ([1], [2])])

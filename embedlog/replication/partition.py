@@ -409,14 +409,14 @@ class ReplicatedPartition(PartitionLog):
             tail = peek_tail(self.context.live, self.key)
             if tail is not None and tail.leader_epoch < assignment.leader_epoch:
                 try:
-                    self._take_over(tail, assignment)
+                    self._take_over(assignment)
                 except NotLeaderOrFollowerError:
                     if self.controller.current().epoch == epoch:
                         raise
                     continue  # that leader broke, too
             self._leadership = Leadership(epoch, assignment.leader_epoch)
 
-    def _take_over(self, tail: Tail, assignment: PartitionAssignment) -> None:
+    def _take_over(self, assignment: PartitionAssignment) -> None:
         """Begin the epoch of a leader; killed or refused in the middle, the next one repeats it."""
 
         def note_epoch(txn: kv.Txn) -> None:
@@ -426,7 +426,14 @@ class ReplicatedPartition(PartitionLog):
                 catalog.PARTITIONS.put(txn, self.key, value=info)
 
         self.forget_copy()
+        self.context.state.catch_up()
+        self.context.live.catch_up()
         self.refresh()
+        # A publication that is committed is only found at the end at which it began, in the epoch
+        # of the leader before; past it, it would be lost in this partition and stay in the others.
+        journal.finish_committed(self.context, [self.key])
+        tail = peek_tail(self.context.live, self.key)
+        assert tail is not None
         end = end_of_copy(self, tail).offset if assignment.leader_recovering else None
         if end is None:
             # `state` first: a batch must not have an epoch that recovery does not know.
