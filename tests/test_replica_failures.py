@@ -278,6 +278,28 @@ def test_a_directory_that_is_missing_while_an_epoch_was_noted_that_never_comes(d
         assert [each.online for each in log.replicas] == [False, True, True]
 
 
+def test_a_program_is_not_the_first_one_since_nobody_uses_a_directory_that_is_offline(
+    directories, log
+):
+    """The first one removes what the manifest does not name, such as what was just deleted."""
+    log.create_topic("t", replicas=[(2, 3)])
+    directories.lose(log, 1)
+    directories.put_back(1)
+    for value in b"a", b"b":
+        send(log, "t", [value])
+        log.root.partition("t", 0).roll()
+    delete_records(log.root.partition("t", 0), 2)
+    send(log, "t", [b"c"])
+    before = directories.copies("t")
+    assert [len(files) for files in before.values()] == [0, 3, 3]
+
+    forks.call(lambda: directories.open().close())
+
+    assert directories.copies("t") == before
+    assert bring_back(log) == [1]
+    assert values(log, "t") == [b"c"]
+
+
 def test_what_the_database_that_is_read_from_now_on_lacks_is_not_truncated(directories, log):
     """It failed in the last commit, and the one that was read before has failed since."""
     log.create_topic("t", replicas=[(1, 2, 3)])
