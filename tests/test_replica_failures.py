@@ -486,6 +486,35 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(
     check_equal(directories, log, "t")
 
 
+def test_a_copy_whose_directory_is_replaced_by_an_old_one_while_it_is_made_begins_again(
+    directories, log
+):
+    """What was open stays so: it goes on in what was replaced, which nobody will read."""
+    log.create_topic("t", replicas=[(1, 2, 3)])
+    send(log, "t", [b"a"])
+    directories.lose(log, 3)
+    shutil.copytree(directories.aside(3), directories.path(3).with_name("old"))
+    send(log, "t", [b"b"])
+    directories.put_back(3)
+    replicated_root.try_bring_back(log.root)
+    done = []
+
+    def replace(_: int) -> None:
+        if not done:
+            directories.lose(log, 3)
+            directories.path(3).with_name("old").rename(directories.path(3))
+            done.extend(replicated_root.try_bring_back(log.root))
+
+    part, directory = log.root.partition("t", 0), log.root.controller.directories[3]
+    catch_up.copy_partition(part, directory, progress=replace)
+
+    assert done == [3]
+    assert assignment(log, "t").isr == (1, 2)
+    catch_up.replicate(log.root)
+    check_equal(directories, log, "t")
+    assert values(log, "t") == [b"a", b"b"]
+
+
 def test_what_a_killed_writer_left_in_a_follower_is_not_taken_for_a_copy(directories, log):
     """It had written there first."""
     log.create_topic("t", replication_factor=2)
