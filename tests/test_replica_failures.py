@@ -1,5 +1,6 @@
 """Directories of a log that fail one after the other, or at the wrong moment."""
 
+import errno
 import gc
 import os
 import shutil
@@ -342,7 +343,35 @@ class _FailingTxn:
         self.id = txn.id
 
     def commit(self):
-        raise lmdb.DiskError("Input/output error")
+        error = lmdb.DiskError("mdb_txn_commit: Input/output error")
+        error.code = errno.EIO
+        raise error
+
+
+def test_a_directory_is_added_although_another_one_breaks_in_that_commit(
+    directories, log, monkeypatch, tmp_path
+):
+    """The one that broke goes offline, and the rest is done again."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    commit_all, broken = kv._commit_all, []
+
+    def fail_once(stores, txns):
+        paths = [store.path for store in stores]
+        if not broken and any(path.startswith(f"{tmp_path}/added/") for path in paths):
+            at = paths.index(f"{directories.path(2)}/state")
+            broken.append(at)
+            txns.txns = [*txns.txns[:at], _FailingTxn(txns.txns[at]), *txns.txns[at + 1 :]]
+        return commit_all(stores, txns)
+
+    monkeypatch.setattr(kv, "_commit_all", fail_once)
+    added = log.replicas.add(tmp_path / "added")
+
+    assert broken
+    assert log.root.controller.image.online == (1, 3, added)
+    monkeypatch.undo()
+    assert bring_back(log) == [2]
+    check_equal(directories, log, "t")
 
 
 def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(
