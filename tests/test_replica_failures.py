@@ -1,5 +1,6 @@
 """Directories of a log that fail one after the other, or at the wrong moment."""
 
+import errno
 import gc
 import os
 import shutil
@@ -278,6 +279,28 @@ def test_a_directory_that_is_missing_while_an_epoch_was_noted_that_never_comes(d
         assert [each.online for each in log.replicas] == [False, True, True]
 
 
+def test_a_program_is_not_the_first_one_since_nobody_uses_a_directory_that_is_offline(
+    directories, log
+):
+    """The first one removes what the manifest does not name, such as what was just deleted."""
+    log.create_topic("t", replicas=[(2, 3)])
+    directories.lose(log, 1)
+    directories.put_back(1)
+    for value in b"a", b"b":
+        send(log, "t", [value])
+        log.root.partition("t", 0).roll()
+    delete_records(log.root.partition("t", 0), 2)
+    send(log, "t", [b"c"])
+    before = directories.copies("t")
+    assert [len(files) for files in before.values()] == [0, 3, 3]
+
+    forks.call(lambda: directories.open().close())
+
+    assert directories.copies("t") == before
+    assert bring_back(log) == [1]
+    assert values(log, "t") == [b"c"]
+
+
 def test_what_the_database_that_is_read_from_now_on_lacks_is_not_truncated(directories, log):
     """It failed in the last commit, and the one that was read before has failed since."""
     log.create_topic("t", replicas=[(1, 2, 3)])
@@ -320,7 +343,35 @@ class _FailingTxn:
         self.id = txn.id
 
     def commit(self):
-        raise lmdb.DiskError("Input/output error")
+        error = lmdb.DiskError("mdb_txn_commit: Input/output error")
+        error.code = errno.EIO
+        raise error
+
+
+def test_a_directory_is_added_although_another_one_breaks_in_that_commit(
+    directories, log, monkeypatch, tmp_path
+):
+    """The one that broke goes offline, and the rest is done again."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    commit_all, broken = kv._commit_all, []
+
+    def fail_once(stores, txns):
+        paths = [store.path for store in stores]
+        if not broken and any(path.startswith(f"{tmp_path}/added/") for path in paths):
+            at = paths.index(f"{directories.path(2)}/state")
+            broken.append(at)
+            txns.txns = [*txns.txns[:at], _FailingTxn(txns.txns[at]), *txns.txns[at + 1 :]]
+        return commit_all(stores, txns)
+
+    monkeypatch.setattr(kv, "_commit_all", fail_once)
+    added = log.replicas.add(tmp_path / "added")
+
+    assert broken
+    assert log.root.controller.image.online == (1, 3, added)
+    monkeypatch.undo()
+    assert bring_back(log) == [2]
+    check_equal(directories, log, "t")
 
 
 def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(
@@ -462,6 +513,35 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(
     bring_back(log)
     assert values(log, "t") == [b"shared", *[b"of 1"] * 5, *[b"of 2"] * 8]
     check_equal(directories, log, "t")
+
+
+def test_a_copy_whose_directory_is_replaced_by_an_old_one_while_it_is_made_begins_again(
+    directories, log
+):
+    """What was open stays so: it goes on in what was replaced, which nobody will read."""
+    log.create_topic("t", replicas=[(1, 2, 3)])
+    send(log, "t", [b"a"])
+    directories.lose(log, 3)
+    shutil.copytree(directories.aside(3), directories.path(3).with_name("old"))
+    send(log, "t", [b"b"])
+    directories.put_back(3)
+    replicated_root.try_bring_back(log.root)
+    done = []
+
+    def replace(_: int) -> None:
+        if not done:
+            directories.lose(log, 3)
+            directories.path(3).with_name("old").rename(directories.path(3))
+            done.extend(replicated_root.try_bring_back(log.root))
+
+    part, directory = log.root.partition("t", 0), log.root.controller.directories[3]
+    catch_up.copy_partition(part, directory, progress=replace)
+
+    assert done == [3]
+    assert assignment(log, "t").isr == (1, 2)
+    catch_up.replicate(log.root)
+    check_equal(directories, log, "t")
+    assert values(log, "t") == [b"a", b"b"]
 
 
 def test_what_a_killed_writer_left_in_a_follower_is_not_taken_for_a_copy(directories, log):

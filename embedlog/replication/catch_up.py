@@ -111,7 +111,7 @@ class ReplicaCopy:
                 partition has no copy in the directory any more.
         """
         log, this, leader = self.log, self.directory.id, self._leader.leader
-        with log.locked_under(self._leader, this) as tail:
+        with log.locked_under(self._leader, self.directory) as tail:
             self.throttle, self.stopped, self._is_locked = Throttle(), bool, True
             self._pass(tail)
             if log.remove_unnamed(self.directory.files):
@@ -126,7 +126,7 @@ class ReplicaCopy:
     def _guard(self) -> Iterator[None]:
         """Hold the partition's lock, if the leader is still the one of before."""
         self._check_stopped()
-        locked = self.log.locked_under(self._leader, self.directory.id)
+        locked = self.log.locked_under(self._leader, self.directory)
         with nullcontext() if self._is_locked else locked:
             yield
 

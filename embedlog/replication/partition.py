@@ -27,6 +27,7 @@ from embedlog.partition.tail import Tail, peek_tail
 from embedlog.record import Appended
 from embedlog.replication import mend
 from embedlog.replication.controller import Controller, offline_error
+from embedlog.replication.directory import LogDirectory
 from embedlog.replication.files import ReplicatedFiles
 from embedlog.replication.isr import PartitionAssignment
 from embedlog.replication.mend import end_of_copy
@@ -298,21 +299,22 @@ class ReplicatedPartition(PartitionLog):
         return LeaderAndEpoch(leader, self.tail().leader_epoch)
 
     @contextmanager
-    def locked_under(self, leader: LeaderAndEpoch, follower: int) -> Iterator[Tail]:
+    def locked_under(self, leader: LeaderAndEpoch, follower: LogDirectory) -> Iterator[Tail]:
         """Hold the partition's lock, to copy something from a leader to a follower.
 
         Published records never change under one leader, but one that was elected out of sync may
-        lack some, and has others at their positions.
+        lack some, and has others at their positions.  A directory that went offline and came back
+        may be on another disk, or may have lost what was copied to it before.
 
         Raises:
-            NotLeaderOrFollowerError: Another leader has taken over, the log was truncated, or the
-                partition has no copy in the follower's directory any more.
+            NotLeaderOrFollowerError: Another leader has taken over, the log was truncated, the
+                partition has no copy in the follower's directory any more, or that directory went
+                offline meanwhile.
         """
         with self.owned() as tail:
-            assignment = self.assignment
-            if (assignment.leader, tail.leader_epoch) != leader or (
-                follower not in assignment.replicas
-            ):
+            assignment, opened = self.assignment, self.controller.directories.get(follower.id)
+            is_same = (assignment.leader, tail.leader_epoch) == leader and opened is follower
+            if not is_same or follower.id not in assignment.replicas:
                 raise self.reassigned()
             yield tail
 

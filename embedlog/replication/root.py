@@ -359,8 +359,8 @@ class ReplicatedRoot(Root):
                 else:
                     directories[directory_id] = directory
                     reports.append(report)
-            # So many processes may attach at once, and one of them is the first one.
-            self._is_first = bool(reports) and reports[0] is not None
+            # Nobody else uses a directory that is offline: that alone does not make it the first.
+            self._is_first = bool(reports) and None not in reports
             for directory, report in zip(directories.values(), reports, strict=True):
                 self.startup_report += [
                     f"{directory.path}: {line}" for line in (report or ([],))[0]

@@ -334,7 +334,7 @@ MUTANTS = [
         "what a lost leader had is copied after another one was elected",
         by_an_unclean_election_while_a_copy_is_made,
         f"{REPLICATION}.partition:ReplicatedPartition.locked_under",
-        {"(assignment.leader, tail.leader_epoch) != leader or": "False or"},
+        {"(assignment.leader, tail.leader_epoch) == leader and": "True and"},
     ),
     Mutant(
         "a copy is blamed for a leader that breaks",
