@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import lmdb
@@ -121,6 +122,76 @@ def test_a_program_that_starts_without_a_quorum_waits_for_a_directory_only(direc
         bring_back(log)
         send(log, "t", [b"c"])
         assert values(log, "t") == [b"a", b"b", b"c"]
+        check_equal(directories, log, "t")
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("is_online", [False, True])
+@pytest.mark.parametrize("what_is_left", ["empty", "old copy"])
+def test_a_directory_that_lost_what_it_had_does_not_outvote_the_one_with_the_records(
+    directories, what_is_left, is_online, running
+):
+    """The third one was away when the two others went on: it knows nothing of what they wrote.
+
+    In what it knows, the one that is emptied later may be offline or not.
+    """
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(1, 2, 3)])
+        send(log, "t", [b"a"])
+        backup = directories.path(2).with_name("backup")
+        shutil.copytree(directories.path(2), backup)
+        for name in ("u", "v", "w"):
+            log.create_topic(name)
+        if not is_online:
+            directories.lose(log, 2)
+    stopped = directories.open()
+    directories.take(3)
+    if not is_online:
+        directories.put_back(2)
+    with directories.open() as log:
+        notice(log)
+        bring_back(log)
+        assert log.root.controller.image.online == (1, 2)
+        send(log, "t", [b"b"])
+        if not running:
+            stopped.close()
+    directories.take(1)
+    shutil.rmtree(directories.path(2))
+    if what_is_left == "empty":
+        directories.path(2).mkdir()
+    else:
+        backup.rename(directories.path(2))
+    directories.put_back(3)
+
+    if running:
+        with suppress(errors.EmbedlogError):  # while it has the first one open, it may go on
+            notice(stopped)
+            send(stopped, "t", [b"c"], delivery_timeout_ms=300, request_timeout_ms=100)
+    else:
+        with pytest.raises(errors.NotEnoughReplicasError):
+            directories.open()
+    directories.put_back(1)
+    if running:
+        stopped.close()
+    with directories.open() as log:
+        bring_back(log)
+        send(log, "t", [b"d"])
+        assert [each for each in values(log, "t") if each != b"c"] == [b"a", b"b", b"d"]
+        check_equal(directories, log, "t")
+
+
+def test_a_log_opens_with_two_of_three_directories_and_fills_the_third(directories):
+    """It was replaced while no program had the log open."""
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+    directories.take(2)
+    directories.replace(2)
+
+    with directories.open() as log:
+        send(log, "t", [b"b"])
+        bring_back(log)
+        assert values(log, "t") == [b"a", b"b"]
         check_equal(directories, log, "t")
 
 

@@ -359,6 +359,7 @@ class Controller:
         Raises:
             NotEnoughReplicasError: Too few directories would be left.
         """
+        failed: dict[int, Exception] = {}
         for directory in self.current().online:
             try:
                 if probe:
@@ -366,7 +367,9 @@ class Controller:
                 else:
                     directory.check_in_place()
             except StorageError as error:
-                self.take_offline({directory.id: error})
+                failed[directory.id] = error
+        # At once: the second one must not decide without the first.
+        self.take_offline(failed)
 
     def directory_of(self, error: StorageError) -> LogDirectory | None:
         """Return the open directory in which an operation failed; None if it is no other's."""
@@ -475,6 +478,8 @@ class Controller:
         in the same write.  Those that are left have every write, since each goes to all that are
         online; and no process continues without them, since the others are no majority: not even
         together with this directory, whose lock is held, and whose epoch is still lower.
+        If this process does not have all open that are online, those may have continued with this
+        directory; then it counts for the majority only with all that it had.
 
         Args:
             directory: The directory, with open databases; also one of ``failed``, opened again.
@@ -496,7 +501,6 @@ class Controller:
         def online(txn: kv.Txn) -> None:
             image = MetadataImage.load(txn)
             gone = {each: reason for each, reason in reasons.items() if each in image.online}
-            check_quorum(image, set(image.online) - gone.keys() | {directory.id})
             assignments = _put_assignments(txn, image, returned)
             image = replace(image, assignments=assignments)
             if gone:
@@ -526,6 +530,7 @@ class Controller:
             for name in ("state", "live"):
                 held.enter_context(directory.held(name))
             lost = _has_lost(directory, directories[0], image.directories[directory.id])
+            self._check_voters(image, directory.id, reasons, lost=lost)
             flushed = directory.state.read(partial(_flushed, directory.id))
             rows = directories[0].live.read(lambda txn: list(txn.cursor()))
             directory.live.transact_locked(partial(kv.replace_rows, rows))
@@ -544,6 +549,16 @@ class Controller:
             before.detach()
         self.refresh()
         return True
+
+    def _check_voters(
+        self, image: MetadataImage, returned: int, failed: Collection[int], *, lost: bool
+    ) -> None:
+        """Raise unless a majority is left, with a directory that returns, in the place of some."""
+        voters = set(image.online) - set(failed)
+        # The epoch pages of all that are online show whether others went on with it.
+        if not lost or (not self.moved() and self.directories.keys() >= set(image.online)):
+            voters.add(returned)
+        check_quorum(image, voters)
 
     def close(self) -> None:
         """Close all directories."""
