@@ -195,6 +195,28 @@ def test_a_log_opens_with_two_of_three_directories_and_fills_the_third(directori
         check_equal(directories, log, "t")
 
 
+def test_the_only_copy_ends_where_its_disk_ends_after_it_lost_what_was_not_flushed(
+    directories, log
+):
+    """As after a power cut of the whole log: what was flushed is there, and appends go on."""
+    log.create_topic("t", replication_factor=1)
+    send(log, "t", [b"a"])
+    log.flush()
+    leader = assignment(log, "t").leader
+    (file,) = directories.path(leader).glob("topics/t-*/0/*.arrows")
+    flushed = log.partition("t", 0).tail().log_end_position
+    send(log, "t", [b"b"])
+    directories.lose(log, leader)
+    directories.put_back(leader)
+    os.truncate(file, flushed)
+
+    bring_back(log)
+
+    send(log, "t", [b"c"])
+    assert values(log, "t") == [b"a", b"c"]
+    assert log.housekeeping.verify() == []
+
+
 def test_a_directory_with_an_old_copy_leads_nothing(directories):
     """It went offline with more than it has now."""
     log = directories.open()

@@ -37,6 +37,7 @@ from embedlog.errors import (
 from embedlog.files.paths import is_mount_point
 from embedlog.keyspace import MIRRORED_TOPICS, PARTITION_KEY
 from embedlog.partition import leader_epochs
+from embedlog.partition.tail import TAILS
 from embedlog.replication.directory import (
     DATABASE_ERRORS,
     LogDirectory,
@@ -536,6 +537,7 @@ class Controller:
             directory.live.transact_locked(partial(kv.replace_rows, rows))
             # In one write with its rows, which hide that it has lost its files.
             everyone = sorted([*directories, directory], key=lambda each: each.id)
+            self._discard_tails(image, everyone, directory, lost=lost)
             self.state.write_held(everyone, online, replaced=directory)
             directory.opened_epoch = self.epoch + 1
             for each in everyone:
@@ -549,6 +551,32 @@ class Controller:
             before.detach()
         self.refresh()
         return True
+
+    def _discard_tails(
+        self,
+        image: MetadataImage,
+        directories: Sequence[LogDirectory],
+        returned: LogDirectory,
+        *,
+        lost: bool,
+    ) -> None:
+        """Have partitions recovered whose only copy is in a directory that returns.
+
+        Its disk may have lost what was not flushed, as all disks do in a power cut.  One that has
+        ``lost`` its copy does not lead.
+        """
+        keys = [
+            key
+            for key, each in image.assignments.items()
+            if each.leader is None and each.isr == (returned.id,)
+        ]
+
+        def discard(txn: kv.Txn) -> None:
+            for key in keys:
+                txn.delete(TAILS.key(key))
+
+        if keys and not lost:
+            self.live.write_held(directories, discard, replaced=returned)
 
     def _check_voters(
         self, image: MetadataImage, returned: int, failed: Collection[int], *, lost: bool
