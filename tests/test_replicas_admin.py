@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import embedlog
 from embedlog import TopicPartition
 from embedlog.cli import main
 from embedlog.errors import (
+    ClosedError,
     IllegalStateError,
     InvalidConfigError,
     InvalidPartitionError,
@@ -219,25 +221,65 @@ def test_a_second_directory_is_refused_while_others_know_only_the_first(tmp_path
         assert log.replicas.add(second) == 2
 
 
-def test_a_directory_with_other_contents_is_not_added(tmp_path):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_directory_with_other_contents_is_not_added(tmp_path, count):
     """Neither one of the log, nor another log, nor somebody's files; nothing is changed."""
-    paths = disks(tmp_path, 2)
+    paths = disks(tmp_path, count)
     other, files = tmp_path / "other", tmp_path / "files"
     open_log(other).close()
     files.mkdir()
     (files / "thesis.tex").write_text("mine")
-    with open_log(paths) as log:
+    with open_log(paths if count > 1 else paths[0]) as log:
         for path, error in (
-            (paths[1], IllegalStateError),
+            (paths[-1], IllegalStateError),
             (other, NotALogError),
             (files, NotALogError),
+            (f"{paths[0]}/inside", NotALogError),
         ):
             with pytest.raises(error):
                 log.replicas.add(path)
         assert [each.path for each in log.replicas] == paths
         assert os.listdir(files) == ["thesis.tex"]
+        assert log.root.replicated is (count > 1)
         with open_log(paths[0], mode="r") as reader, pytest.raises(ReadOnlyError):
             reader.replicas.add(tmp_path / "more")
+
+
+def test_a_log_does_not_begin_with_a_directory_with_other_contents(tmp_path):
+    """The new or existing directory beside it can be used alone."""
+    for new in (True, False):
+        first, bad = tmp_path / f"first-{new}", tmp_path / f"bad-{new}"
+        if not new:
+            open_log(first).close()
+        bad.mkdir()
+        (bad / "thesis.tex").write_text("mine")
+        with pytest.raises(NotALogError, match="other files"):
+            open_log([first, bad])
+        with open_log(first) as log:
+            assert not log.root.replicated
+
+
+def test_a_closed_log_gets_no_directory(tmp_path):
+    """It stays closed."""
+    first, second = disks(tmp_path, 2)
+    log = open_log(first)
+    log.close()
+    with pytest.raises(ClosedError):
+        log.replicas.add(second)
+    assert not os.path.exists(second)
+
+
+def test_a_partition_is_not_a_name(tmp_path):
+    """The error says what to pass; a topic's name is no partition."""
+    with open_log(disks(tmp_path, 2)) as log:
+        log.create_topic("flights")
+        for call in (
+            log.replicas.reassign,
+            log.delete_records,
+            partial(log.housekeeping.hold, "x"),
+        ):
+            with pytest.raises(InvalidPartitionError, match="TopicPartition"):
+                call({"flights": 0})
 
 
 def test_directories_can_be_written_into_the_file_of_a_log(tmp_path):

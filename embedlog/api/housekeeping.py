@@ -301,7 +301,10 @@ class Housekeeping:
                 for number in range(self._root.partitions(topic))
             ]
             offsets = {part: self._root.partition(*part).start_offset() for part in partitions}
-        return hold(self._root, name, offsets, seconds)
+        from embedlog.consumer.arguments import to_topic_partition
+
+        first = {to_topic_partition(each): offset for each, offset in offsets.items()}
+        return hold(self._root, name, first, seconds)
 
     def leases(self) -> list[LeaseInfo]:
         """Return the current leases, by name; see `hold`."""

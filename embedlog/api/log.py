@@ -92,8 +92,23 @@ _HINTS = {
     "list_topics": "call topics()",
     "send": "call producer(), and send(topic, value) of what it returns",
     "subscribe": "call consumer(topic, ...)",
+    "group": "use groups[name]",
+    "list_consumer_groups": "use groups",
+    "describe_consumer_groups": "call groups[name].describe()",
+    "delete_consumer_groups": "call groups[name].delete()",
+    "schemas": "use schema_registry",
+    "failover": "call mirrors.failover()",
+    "maintain": "call housekeeping.run()",
+    **{
+        name: f"call housekeeping.{name}()"
+        for name in ("compact", "hold", "leases", "rebuild_index", "repair", "share", "verify")
+    },
+    **{
+        name: f"call replicas.{name}()"
+        for name in ("cancel_reassignment", "elect_leaders", "reassign")
+    },
 }
-"""What to call instead of methods of Kafka's clients."""
+"""What to call instead of methods of Kafka's clients, and of those that a noun has."""
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -601,11 +616,13 @@ class Log:
             OffsetOutOfRangeError: An offset is past the end; partitions before it in the
                 order of ``offsets`` are done.
         """
+        from embedlog.consumer.arguments import to_topic_partition
         from embedlog.retention import delete_records
 
+        below = {to_topic_partition(each): offset for each, offset in offsets.items()}
         return {
             partition: delete_records(self.root.partition(*partition), offset)
-            for partition, offset in offsets.items()
+            for partition, offset in below.items()
         }
 
     def metrics(self) -> Metrics:

@@ -12,7 +12,12 @@ from embedlog.api.live_list import LiveList
 from embedlog.api.opening import reopen
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.display import html_table, plural, public_names, text_table
-from embedlog.errors import IllegalStateError, InvalidConfigError, InvalidPartitionError
+from embedlog.errors import (
+    ClosedError,
+    IllegalStateError,
+    InvalidConfigError,
+    InvalidPartitionError,
+)
 from embedlog.files.throttle import Throttle
 from embedlog.hints import ADD_REPLICA
 from embedlog.progress import ProgressBar, format_bytes
@@ -105,6 +110,7 @@ class Replicas(LiveList["DirectoryDescription"]):
 
         Raises:
             NotALogError: The directory has other files, or is a log.
+            ClosedError: The log was closed.
             IllegalStateError: It belongs to the log already; or this handle has producers or
                 consumers, and the log has one directory.
             LockTimeoutError: The log has one directory, and other processes have it open.
@@ -113,10 +119,14 @@ class Replicas(LiveList["DirectoryDescription"]):
         from embedlog.replication.root import add_directory
 
         root, directory = self._log.root, directory_of(path)
+        if root.closed:
+            raise ClosedError("The log was closed", path=root.path)
         root.context.check_writable()
         if root.replicated:
             return add_directory(several(root), directory, rack)
         directory = real_path(directory)
+        if directory == real_path(root.path):
+            raise IllegalStateError("The directory belongs to the log already", path=directory)
         self._log._close_to_reopen()
         try:
             reopen(root, [root.path, directory], {directory: rack})
@@ -273,6 +283,7 @@ class Replicas(LiveList["DirectoryDescription"]):
         if moves is None:
             factors = _replication_factors(log, replication_factor)
             moves = reassign.plan(log, replication_factors=factors)
+        moves = {to_topic_partition(each): replicas for each, replicas in moves.items()}
         before = {
             TopicPartition(info.name, number): assignment
             for info, number, assignment in log.assignments()

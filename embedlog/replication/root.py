@@ -80,7 +80,7 @@ from embedlog.replication.metadata import (
 from embedlog.replication.partition import ReplicatedPartition
 from embedlog.replication.placement import assign_replicas
 from embedlog.root import startup
-from embedlog.root.root import Root, check_format
+from embedlog.root.root import Root, check_format, check_new
 from embedlog.segment import path_of
 
 JUST_ADDED = "it was just added"
@@ -316,6 +316,10 @@ class ReplicatedRoot(Root):
     def _begin(self, path: str) -> None:
         """Make a log in one directory the first of several."""
         _FirstRoot(path, **self.options()).close()  # creates it, and finishes what was left
+        to_add = tuple(each for each in self.paths if each != path)
+        # Before that is noted: from then on the log opens only together with these directories.
+        for each in to_add:
+            _new_files(self, each, [path, *to_add]).close_all()
         files = self.files_at(path)
         try:
             attached = files.open("locks/attached", write=True, create=True)
@@ -335,7 +339,6 @@ class ReplicatedRoot(Root):
             ) as state:
                 state.write(partial(_put_first_directory, path, rack))
             # Last: without it this is a log in one directory, whose other rows do no harm.
-            to_add = tuple(each for each in self.paths if each != path)
             write_member(files, DirectoryMember(new_cluster_id(), 1, {1: path}, to_add))
         finally:
             files.close_all()
@@ -592,6 +595,43 @@ def take_over(
                     log.tail()
 
 
+def _new_files(root: ReplicatedRoot, path: str, paths: Sequence[str]) -> Files:
+    """Return the files of a directory that can be added to the log.
+
+    Args:
+        root: The log.
+        path: The directory; it is created if it does not exist.
+        paths: All directories of the log, with this one.
+
+    Raises:
+        NotALogError: It holds other files, is or was a directory of a log, or is inside another
+            directory.
+    """
+    check_apart(paths)
+    Files.create_root(path)
+    files = root.files_at(path)
+    try:
+        member = read_member(files)
+        if member is not None and member.cluster_id == root.cluster_id:
+            others = ", ".join(each for each in paths if each != path)
+            raise NotALogError(
+                "The directory was removed from the log, and has what it had then",
+                path=path,
+                todo=f"The log is in {others}; delete the files of the directory to add it again.",
+            )
+        if files.exists(FORMAT_FILE):
+            raise NotALogError(
+                "The directory is a log of its own",
+                path=path,
+                todo="Name a new or empty directory; a mirror copies other logs.",
+            )
+        check_new(files)
+    except BaseException:
+        files.close_all()
+        raise
+    return files
+
+
 def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> int:
     """Add a new or empty directory to a log; return its id.
 
@@ -607,24 +647,8 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
     image = controller.current().image
     if path in paths_of(image.directories.values()):
         raise IllegalStateError("The directory belongs to the log already", path=path)
-    check_apart([path, *paths_of(image.directories.values())])
-    Files.create_root(path)
-    files = root.files_at(path)
+    files = _new_files(root, path, [path, *paths_of(image.directories.values())])
     try:
-        member = read_member(files)
-        if member is not None and member.cluster_id == root.cluster_id:
-            raise NotALogError(
-                "The directory was removed from the log, and has what it had then",
-                path=path,
-                todo=f"The log is in {', '.join(paths_of(image.directories.values()))}; delete the "
-                "files of the directory to add it again.",
-            )
-        if files.exists(FORMAT_FILE):
-            raise NotALogError(
-                "The directory is a log of its own",
-                path=path,
-                todo="Name a new or empty directory; a mirror copies other logs.",
-            )
         check_format(files, replicated=True)
     finally:
         files.close_all()

@@ -579,6 +579,22 @@ def check_root(root: object, instead: str) -> Root:
     return root
 
 
+def check_new(files: Files) -> None:
+    """Raise unless a directory that is no log can become one: it must be empty and writable."""
+    names = files.list("")
+    # A program that has the log open may make a reserve after all files were deleted.
+    if RESERVE_FILE in names and is_reserve(files):
+        names.remove(RESERVE_FILE)
+    foreign = [name for name in names if not name.startswith(("embedlog.toml", "."))]
+    # Looked for again: another process may have written it and made directories since.
+    if (foreign or not files.writable) and not files.exists(FORMAT_FILE):
+        raise NotALogError(
+            "The directory holds other files" if foreign else "There is no log here",
+            path=files.root,
+            todo="Name a new or empty directory.",
+        )
+
+
 def check_format(files: Files, *, replicated: bool = False, must_exist: bool = False) -> None:
     """Raise if this is no log root or has another format; write the format file of a new one.
 
@@ -591,20 +607,9 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
         HasReplicasError: It is, and it may not be.
     """
     if not files.exists(FORMAT_FILE):
-        names = files.list("")
-        # A program that has the log open may make a reserve after all files were deleted.
-        if RESERVE_FILE in names and is_reserve(files):
-            names.remove(RESERVE_FILE)
-        foreign = [name for name in names if not name.startswith(("embedlog.toml", "."))]
         if must_exist:
             raise _no_log(files.root)
-        # Looked for again: another process may have written it and made directories since.
-        if (foreign or not files.writable) and not files.exists(FORMAT_FILE):
-            raise NotALogError(
-                "The directory holds other files" if foreign else "There is no log here",
-                path=files.root,
-                todo="Name a new or empty directory.",
-            )
+        check_new(files)
         if files.writable:
             _write_format(files)
     try:
