@@ -344,7 +344,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "MirroredTopicError": "Write to the source; if that is lost, make the copy writable with "
         "`log.mirrors.failover`.",
         "MirrorConflictError": "Mirror as a site, or delete the topic that is in the way; after a "
-        "failover, mirror into the other direction.",
+        "failover, mirror in the other direction.",
         "KafkaClusterError": "Check that the brokers run and can be reached; run the mirror again, "
         "or let one that follows try again by itself.",
         "MirrorDivergedError": "Truncate the copy at `next_offset`, or delete it, and start the "

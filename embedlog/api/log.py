@@ -682,7 +682,8 @@ class Log:
                 milliseconds.
             since: Only windows that end after this time, such as ``"2d"`` (ago).
             until: Only windows that begin before this time.
-            tiers: Only these of ``log``, ``producer``, ``group``, ``pipeline`` and ``mirror``.
+            tiers: Only these of ``log``, ``producer``, ``copy``, ``group``, ``pipeline`` and
+                ``mirror``.
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic.

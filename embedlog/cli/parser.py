@@ -50,7 +50,7 @@ COMMANDS = {
     "consume": "print records, up to the current end",
     "tail": "print the last records of each partition",
     "sql": "print the result of a query in SQL over the topics",
-    "groups": "list, describe, watch, reset or delete consumer groups",
+    "groups": "list, describe, reset or delete consumer groups",
     "groups list": "print the names of all groups",
     "groups describe": "print members and partitions",
     "groups lag": "print the lag of groups",

@@ -166,7 +166,7 @@ class RootTarget(LogTarget):
             raise MirrorConflictError(
                 f"The topic is no copy of {copy.source} any more, since a failover",
                 topic=info.name,
-                todo="Mirror into the other direction now. To make it a copy again, delete it."
+                todo="Mirror in the other direction now. To make it a copy again, delete it."
                 # In both forms, since the status of the mirror keeps it as text.
                 f" Or, if nothing was written to it since, call {again}, or run `{again.shell}`.",
             )

@@ -128,7 +128,7 @@ def check_writer(log: PartitionLog, mirror: str = "") -> None:
             f"The topic is no copy of {mirror}, or not any more: its setting mirror.source is "
             f"{source!r}",
             **log.where,
-            todo="After a failover, mirror into the other direction.",
+            todo="After a failover, mirror in the other direction.",
         )
     raise MirroredTopicError(
         f"The topic is a copy of {source}, and only its mirror writes to it",
