@@ -960,3 +960,16 @@ def test_an_end_mark_before_the_end_is_damage(log, mark, sealed):
     assert len(log.housekeeping.repair()) == 1
 
     file.write_bytes(original)
+
+
+def test_a_name_that_a_log_does_not_have_says_what_to_call(log):
+    """Those of Kafka's clients, and those that belong to a noun; what they name exists."""
+    from embedlog.api.log import _HINTS
+
+    for name, hint in _HINTS.items():
+        with pytest.raises(AttributeError) as error:
+            getattr(log, name)
+        assert hint in str(error.value)
+        found = log
+        for part in hint.split()[1].split("(")[0].split("[")[0].rstrip(",").split("."):
+            found = getattr(found, part)

@@ -98,6 +98,8 @@ _HINTS = {
     "delete_consumer_groups": "call groups[name].delete()",
     "schemas": "use schema_registry",
     "failover": "call mirrors.failover()",
+    "add_replica": "call replicas.add(path)",
+    "remove_replica": "call replicas.remove(path)",
     "maintain": "call housekeeping.run()",
     **{
         name: f"call housekeeping.{name}()"

@@ -316,10 +316,6 @@ class ReplicatedRoot(Root):
     def _begin(self, path: str) -> None:
         """Make a log in one directory the first of several."""
         _FirstRoot(path, **self.options()).close()  # creates it, and finishes what was left
-        to_add = tuple(each for each in self.paths if each != path)
-        # Before that is noted: from then on the log opens only together with these directories.
-        for each in to_add:
-            _new_files(self, each, [path, *to_add]).close_all()
         files = self.files_at(path)
         try:
             attached = files.open("locks/attached", write=True, create=True)
@@ -331,6 +327,10 @@ class ReplicatedRoot(Root):
                     path=path,
                     todo="Close them; then add the directories.",
                 ) from error
+            to_add = tuple(each for each in self.paths if each != path)
+            # Before that is noted: from then on the log opens only together with these directories.
+            for each in to_add:
+                _new_files(self, each, [path, *to_add]).close_all()
             # Otherwise the next open would take the new rows for damage.
             startup.remove_clean_mark(files)
             rack = self._racks.get(path)
