@@ -293,6 +293,8 @@ class Housekeeping:
         Raises:
             OffsetOutOfRangeError: Some of the records are deleted already; no lease was made.
         """
+        from embedlog.consumer.arguments import to_topic_partition
+
         if offsets is None:
             partitions = [
                 TopicPartition(topic, number)
@@ -301,8 +303,6 @@ class Housekeeping:
                 for number in range(self._root.partitions(topic))
             ]
             offsets = {part: self._root.partition(*part).start_offset() for part in partitions}
-        from embedlog.consumer.arguments import to_topic_partition
-
         first = {to_topic_partition(each): offset for each, offset in offsets.items()}
         return hold(self._root, name, first, seconds)
 

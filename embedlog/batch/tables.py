@@ -6,7 +6,7 @@ checking and decoding all the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -25,6 +25,20 @@ _Batch = TypeVar("_Batch", bound=Batch | BatchRun)
 
 OFFSET, PARTITION = "offset", "partition"
 _GROUP_BATCHES, _GROUP_BYTES = 4, 512 << 10
+
+
+def combined(batches: Iterable[Any], max_rows: int, max_bytes: int) -> Iterator[Any]:
+    """Yield record batches in order, as tables of about so many rows or bytes."""
+    pending: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        pending.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= max_rows or size >= max_bytes:
+            yield pa.Table.from_batches(pending)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def table(batches: Sequence[PieceRows], partition: int, schema: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import IO, Any, NamedTuple
 
+from embedlog.batch.tables import combined
 from embedlog.batch.wire import headers_type
 from embedlog.cli.file_formats import CSV, PARQUET, file_size
 from embedlog.errors import InvalidRecordError, InvalidSchemaError
@@ -78,17 +79,8 @@ def lines_as_rows(file: IO[bytes], parse: Callable[[list[bytes], int], Any]) -> 
 
 
 def tables_of(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield tables of many rows: topics often consist of small batches."""
-    table: list[Any] = []
-    rows = size = 0
-    for batch in batches:
-        table.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= MAX_ROWS or size >= MAX_BYTES:
-            yield pa.Table.from_batches(table)
-            table, rows, size = [], 0, 0
-    if table:
-        yield pa.Table.from_batches(table)
+    """Return tables of many rows: topics often consist of small batches."""
+    return combined(batches, MAX_ROWS, MAX_BYTES)
 
 
 # Parquet

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import data, numbers
 from embedlog.batch.key_bytes import key_bytes
+from embedlog.batch.tables import combined
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.catalog import MAX_PARTITIONS
 from embedlog.errors import (
@@ -124,7 +125,8 @@ class WriteTask:
         writer = StagedFileWriter(files, self.directory, name)
         try:
             partitioner = TaskPartitioner(self, writer, partition_id)
-            for table in combine_batches(batches):
+            full = (batch for batch in batches if batch.num_rows)
+            for table in combined(full, COMBINED_ROWS, COMBINED_BYTES):
                 partitioner.add(table)
             return StagedRows(writer.finish(), partitioner.placed_by_key)
         except BaseException:
@@ -132,22 +134,6 @@ class WriteTask:
             raise
         finally:
             files.close_all()
-
-
-def combine_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    """Combine small record batches to tables of many rows."""
-    pending: list[Any] = []
-    rows = size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        pending.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= COMBINED_ROWS or size >= COMBINED_BYTES:
-            yield pa.Table.from_batches(pending)
-            pending, rows, size = [], 0, 0
-    if pending:
-        yield pa.Table.from_batches(pending)
 
 
 class TaskPartitioner:
