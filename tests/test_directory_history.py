@@ -6,18 +6,21 @@ import logging
 import os
 import shutil
 
+import lmdb
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.replicas import Directories, assignment, bring_back, notice, send, values
+from support.roots import abandon, encoded
 
 import embedlog
+from embedlog import kv
 from embedlog.cli import main
-from embedlog.errors import NotALogError, ReplicasDivergedError
+from embedlog.errors import NotALogError, NotEnoughReplicasError, ReplicasDivergedError
 from embedlog.failures import Failures
 from embedlog.replication import root as replicated_root
-from embedlog.replication.metadata import DirectoryHistory, Epoch
+from embedlog.replication.metadata import METADATA_VERSION, DirectoryHistory, Epoch, put_epoch
 
 
 @pytest.fixture
@@ -143,6 +146,133 @@ def test_a_disk_that_fails_once_while_another_one_is_replaced_has_lost_nothing(t
         assert values(log, "t") == [b"x"]
 
 
+# An epoch that begins in some of its directories only
+
+
+@pytest.fixture
+def three(tmp_path, monkeypatch):
+    """Three directories of a log with a topic; 3 was lost before the last record."""
+    monkeypatch.setattr(replicated_root, "REGAIN_SECONDS", 0)
+    directories = Directories(tmp_path)
+    log = directories.open()
+    log.create_topic("t", replicas=[(1, 2, 3)])
+    send(log, "t", [b"a"])
+    directories.lose(log, 3)
+    send(log, "t", [b"b"])
+    yield directories, log
+    kv.close_unused()
+
+
+def take_the_place_of_2(directories, log, monkeypatch, *, fails):
+    """Directory 2 fails, and 3 comes back; the program dies, perhaps since 3 refuses the commit."""
+    directories.take(2)
+    directories.put_back(3)
+    commit_all, seen = kv._commit_all, []
+
+    def commit(stores, fan_out):
+        for at, store in enumerate(stores):
+            if fails and store.path == str(directories.path(3) / "state"):
+                seen.append(at)
+                rest = fan_out.txns[at + 1 :]
+                fan_out.txns = [*fan_out.txns[:at], _FullTxn(fan_out.txns[at]), *rest]
+        return commit_all(stores, fan_out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kv, "_commit_all", commit)
+        if fails:
+            with pytest.raises(NotEnoughReplicasError):
+                notice(log)
+            assert seen == [1]
+        else:
+            notice(log)
+
+
+class _FullTxn:
+    """A transaction whose commit finds the disk full."""
+
+    def __init__(self, txn):
+        self.id = txn.id
+
+    def commit(self):
+        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+
+def begin_another(txn):
+    """Begin an epoch in one directory, as a commit does that fails in all others."""
+    version = METADATA_VERSION.get(txn)
+    put_epoch(txn, version.epoch + 1, version.controller_id)
+    begun = METADATA_VERSION.get(txn)
+    METADATA_VERSION.put(txn, value=begun._replace(version=begun.version + 1))
+
+
+@pytest.mark.parametrize("more", [0, 9])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_epochs_that_began_in_one_directory_only_have_not_diverged(
+    three, monkeypatch, is_open, more
+):
+    """Nothing was done in them: the others go on, and the one that has them catches up."""
+    directories, log = three
+    take_the_place_of_2(directories, log, monkeypatch, fails=True)
+    for _ in range(more):
+        log.root.controller.directories[1].state.write(begin_another)
+    abandon(log.root)
+    directories.take(1)
+    directories.put_back(2)
+    with directories.open() as log:
+        assert [each.online for each in log.replicas] == [False, True, True]
+        send(log, "t", [b"c"])
+        if is_open:
+            directories.put_back(1)
+            assert bring_back(log) == [1]
+    if not is_open:
+        directories.put_back(1)
+
+    with directories.open() as log:
+        bring_back(log)
+        assert values(log, "t") == [b"a", b"b", b"c"]
+        assert assignment(log, "t").isr == (1, 2, 3)
+        directories.assert_equal_copies("t")
+
+
+@pytest.mark.parametrize("work", ["append", "append, and a power cut", "create a topic"])
+def test_an_epoch_in_which_something_was_done_has_diverged_from_one_without_it(
+    three, monkeypatch, work
+):
+    """The other directory that had it is an older copy now, and does not know of it."""
+    directories, log = three
+    backup = directories.aside(3).with_name("backup")
+    shutil.copytree(directories.aside(3), backup)
+    take_the_place_of_2(directories, log, monkeypatch, fails=False)
+    if work == "create a topic":
+        log.create_topic("u")
+    else:
+        # Its only trace in a power cut is what is flushed: no row of `state` is of an append.
+        log.root.partition("t", 0).append([encoded(b"only here")], durability="fsync")
+    abandon(log.root)
+    kv.close_unused()
+    if work == "append, and a power cut":
+        for each in (1, 3):
+            shutil.rmtree(directories.path(each) / "live")
+    directories.take(1)
+    shutil.rmtree(directories.path(3))
+    backup.rename(directories.path(3))
+    directories.put_back(2)
+    with directories.open() as log:
+        send(log, "t", [b"c"])
+        directories.put_back(1)
+        assert bring_back(log) == []
+
+    with pytest.raises(ReplicasDivergedError):
+        directories.open()
+    directories.take(2)
+    directories.take(3)
+    with embedlog.open(directories.path(1), mode="r") as log:
+        if work == "create a topic":
+            assert log.topics() == ["t", "u"]
+        else:
+            assert values(log, "t")[-1] == b"only here"
+
+
 # Which directory is which
 
 
@@ -231,7 +361,8 @@ class Histories(RuleBasedStateMachine):
     """Three directories, each with the writes that it has; a majority decides.
 
     A write goes to all that are online.  It is acknowledged unless its program dies, or the
-    directory fails, in it.
+    directory fails, in it.  An epoch begins with a write, and has another one before anything is
+    acknowledged in it.
     """
 
     def __init__(self) -> None:
@@ -242,31 +373,39 @@ class Histories(RuleBasedStateMachine):
         self.since = dict.fromkeys((1, 2, 3), 0)
         self.acknowledged: set[int] = set()
         self.online = {1, 2, 3}
+        self.is_confirmed = False
         self.ids = 0
-        self._begin()
+        self._begin(self.online)
 
     def _write(self, directories: set[int], *, acknowledged: bool = True) -> int:
         self.ids += 1
         for each in directories:
-            self.written[each].append((self.epoch.number, self.ids))
+            self.written[each].append((self.epochs[each][-1].number, self.ids))
         if acknowledged:
             self.acknowledged.add(self.ids)
         return self.ids
 
-    def _begin(self) -> None:
-        before = [epoch.number for each in self.online for epoch in self.epochs[each]]
-        number = max(before, default=0) + 1
-        start = len(self.written[min(self.online)]) + 1
-        self.epoch = Epoch(number, self.ids + 1, start)
-        for each in self.online:
-            self.epochs[each].append(self.epoch)
-        self._write(self.online)
+    def _begin(self, directories: set[int]) -> None:
+        """Begin an epoch in some of its directories; in the others its program dies before."""
+        source = min(directories)
+        number = max((epoch.number for epoch in self.epochs[source]), default=0) + 1
+        epoch = Epoch(number, self.ids + 1, len(self.written[source]) + 1)
+        for each in directories:
+            self.epochs[each].append(epoch)
+        self._write(directories, acknowledged=False)
+        self.is_confirmed = False
+
+    def _confirm(self) -> None:
+        if not self.is_confirmed:
+            self._write(self.online)
+            self.is_confirmed = True
 
     def _history(self, directory: int) -> DirectoryHistory:
         return DirectoryHistory(tuple(self.epochs[directory]), len(self.written[directory]))
 
     @rule(count=st.integers(1, 3))
     def write(self, count: int) -> None:
+        self._confirm()
         for _ in range(count):
             self._write(self.online)
 
@@ -277,10 +416,23 @@ class Histories(RuleBasedStateMachine):
             if reaches:
                 self._write({directory}, acknowledged=False)
             else:
+                self._confirm()
                 self._write(self.online - {directory})
             self.online.discard(directory)
-            self._begin()
-            self.since[directory] = self.epoch.number
+            self._begin(self.online)
+            self.since[directory] = self.epochs[min(self.online)][-1].number
+
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def begin_in_one(self, data: st.DataObject, times: int) -> None:
+        """Epochs begin in one directory, which is gone then; two others go on."""
+        directory = data.draw(st.sampled_from(sorted(self.online)))
+        left = self.online - {directory}
+        if left:
+            for _ in range(times):
+                self._begin({directory})
+            self.online = left
+            self._begin(self.online)
+            self.since[directory] = self.epochs[min(self.online)][-1].number
 
     @rule(directory=st.integers(1, 3))
     def come_back(self, directory: int) -> None:
@@ -293,7 +445,7 @@ class Histories(RuleBasedStateMachine):
             self.written[directory] = list(self.written[source])
             self.epochs[directory] = list(self.epochs[source])
             self.online.add(directory)
-            self._begin()
+            self._begin(self.online)
 
     @invariant()
     def one_that_is_offline_has_nothing_of_its_own(self) -> None:
@@ -303,15 +455,17 @@ class Histories(RuleBasedStateMachine):
             ids = {number for _, number in self.written[each]} & self.acknowledged
             assert ids <= {number for _, number in self.written[min(self.online)]}
 
-    @rule(directory=st.integers(1, 3), count=st.integers(0, 3))
+    @rule(directory=st.integers(1, 3), count=st.integers(1, 3))
     def go_on_alone(self, directory: int, count: int) -> None:
-        """One that is offline, if it began an epoch of its own, would have diverged."""
+        """One that is offline, if it did something in an epoch of its own, would have diverged."""
         if directory not in self.online:
-            mine = self._history(directory)
+            self._confirm()
+            mine, others = self._history(directory), self._history(min(self.online))
             begun = Epoch(mine.epochs[-1].number + 1, -1, mine.end + 1)
             alone = DirectoryHistory((*mine.epochs, begun), mine.end + 1 + count)
-            assert alone.extra(self._history(min(self.online))) == count + 1
-            assert self._history(min(self.online)).extra(alone) > 0
+            assert alone.parted(others)
+            assert alone.extra(others) > count
+            assert others.extra(alone) > 0
 
 
 TestHistories = Histories.TestCase

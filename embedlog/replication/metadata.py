@@ -47,19 +47,35 @@ class DirectoryHistory(NamedTuple):
         """Return how many writes this history has that the other lacks.
 
         The one that may have been on its way when the other went on without it does not count.
+        Nor do epochs that were only begun, if the other has begun others instead: until one has
+        another write, it may not be in all of its directories, and nothing was done in it.
         """
+        mine, others, shared = self._beside(other)
+        if not mine or not others:
+            return 0
+        if shared < len(mine):
+            count = self.end - mine[shared].start + 1
+            is_begun_only = count == len(mine) - shared
+            return 0 if is_begun_only and shared < len(others) else count
+        stop = others[shared].start if shared < len(others) else other.end + 1
+        return max(self.end - stop, 0)
+
+    def parted(self, other: DirectoryHistory) -> bool:
+        """Whether each has begun an epoch that the other lacks."""
+        mine, others, shared = self._beside(other)
+        return shared < min(len(mine), len(others))
+
+    def _beside(self, other: DirectoryHistory) -> tuple[list[Epoch], list[Epoch], int]:
+        """Return the epochs of both that can be compared, and how many both have."""
         # Older ones are not known any more, or of a database that was begun again.
         first = max((each.epochs[0].number for each in (self, other) if each.epochs), default=0)
         mine, others = self._since(first), other._since(first)
         if not mine or not others or (mine[0].id == others[0].id and mine[0] != others[0]):
-            return 0
+            return [], [], 0
         shared = 0
         while shared < min(len(mine), len(others)) and mine[shared] == others[shared]:
             shared += 1
-        if shared < len(mine):
-            return self.end - mine[shared].start + 1
-        stop = others[shared].start if shared < len(others) else other.end + 1
-        return max(self.end - stop, 0)
+        return mine, others, shared
 
     def has_all(self, other: DirectoryHistory, until: int) -> bool:
         """Return whether this history has each epoch of the other before the one ``until``.

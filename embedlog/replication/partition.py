@@ -354,8 +354,8 @@ class ReplicatedPartition(PartitionLog):
         self._owner = threading.get_ident()
         try:
             # First: what is not in the database that is read is truncated.
-            self.controller.state.make_even()
-            self.controller.live.make_even()
+            if self.controller.live.even_epoch != self.controller.epoch:
+                self.controller.live.make_even()
             if self._leadership.metadata_epoch != self.controller.epoch:
                 self._lead()
         except BaseException:

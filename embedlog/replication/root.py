@@ -98,6 +98,10 @@ DEFAULT_REPLICATION_FACTOR = 3
 """A topic has this many copies, or as many as there are directories."""
 
 
+_ONLY_BEGUN = "It began an epoch that the others do not have; it is brought back"
+"""Why a directory is not used when the log is opened, although it has not diverged."""
+
+
 class _FirstRoot(Root):
     """A log in one directory that is about to get more."""
 
@@ -398,8 +402,14 @@ class ReplicatedRoot(Root):
         newest = max(left, key=lambda each: (images[each].epoch, ends[each]))
         named = [each for each in left if directories[each].path == self.paths[0]]
         base = directories[named[0] if named and self.mode == "r" else newest]
+        for other in [directories[each] for each in left]:
+            if histories(other)[0].parted(histories(base)[0]) and not extra_writes(base, other):
+                base = other  # that of before has only begun an epoch
         for each, other in list(directories.items()):
             if not (extra_writes(other, base) and extra_writes(base, other)):
+                if histories(other)[0].parted(histories(base)[0]):
+                    del directories[each]
+                    _give_up(other, StorageError(_ONLY_BEGUN, path=other.path))
                 continue
             with suppress(NotEnoughReplicasError):
                 check_quorum(images[each], images[each].online)

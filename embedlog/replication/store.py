@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
-from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION
+from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
 from embedlog.replication.metadata import METADATA_VERSION, Epoch, note_epoch
 
@@ -56,10 +56,12 @@ class ReplicatedStore:
     def __init__(self, controller: Controller, name: str) -> None:
         self._controller, self._name = controller, name
         self._version_key = _VERSIONS[name].key()
-        self._even_epoch = -1
+        self._state: ReplicatedStore | None = controller.state if name == "live" else None
+        """That whose epoch must be confirmed before a write."""
+        self.even_epoch = -1
         """The epoch in which all databases were found to have the same writes."""
         self._begun_epoch = -1
-        """The newest epoch that was found in `live`."""
+        """The newest epoch that was found in `live`, or is known to be confirmed in `state`."""
         self._written_epoch = 0
         """The newest epoch that a write of this object began."""
 
@@ -135,16 +137,21 @@ class ReplicatedStore:
             LockTimeoutError: Another process holds a lock.
             DiskFullError, StorageError: The last directory refused; nothing was changed.
         """
+        controller, state = self._controller, self._state
         while True:
+            if state is not None and state._begun_epoch != controller.epoch:
+                state.confirm_epoch()
             directories, held = self._online(without), list[kv.LmdbStore]()
-            result, failed = _PENDING, dict[int, Exception]()
+            epoch, result, failed = controller.epoch, _PENDING, dict[int, Exception]()
             problem: EmbedlogError | None = None
             try:
                 for directory in directories:
                     store = directory.stores[self._name]
                     store.acquire(timeout)
                     held.append(store)
-                if self._are_online(directories, without):
+                if self._are_online(directories, without) and (
+                    state is None or state._begun_epoch == controller.epoch
+                ):
                     result, failed = self._commit(directories, step)
             except (ClosedError, *DATABASE_ERRORS) as error:
                 problem = error
@@ -154,10 +161,12 @@ class ReplicatedStore:
             if problem is not None:
                 self._blame(directories, problem, without)
             if failed:
-                self._controller.take_offline({**without, **failed})
+                controller.take_offline({**without, **failed})
                 self._check_kept([each for each in directories if each.id not in failed])
-            if self._written_epoch > self._controller.epoch:
-                self._controller.refresh()
+            if self._written_epoch > epoch:
+                controller.refresh()
+                if not without:  # What it was asked to do must count, if the histories part.
+                    self.confirm_epoch()
             if result is not _PENDING:
                 return result  # type: ignore[no-any-return]
 
@@ -189,22 +198,35 @@ class ReplicatedStore:
 
         ``replaced`` gets all rows of the others first, in the same transaction.
         """
-        self._even_epoch = self._controller.image.epoch
+        self.even_epoch = self._controller.image.epoch
         result, failed = self._commit(directories, step, replaced)
         for error in failed.values():
             raise error
         return result
 
     def make_even(self) -> None:
-        """Have all directories the same writes, as each epoch must begin.
+        """Have all directories the same writes, in both databases, as each epoch must begin.
 
         A write may have failed in the directory that is read since then, and be in another one.
 
         Raises:
             NotEnoughReplicasError: Too few directories can be written.
         """
-        if self._even_epoch != self._controller.epoch:
-            self.write(lambda _: None)
+        self.write(lambda _: None)
+
+    def confirm_epoch(self) -> None:
+        """Have `state` show that its epoch has begun in all directories: with one more write.
+
+        A process that is killed, or a disk that fails, while an epoch begins may leave it in one
+        directory only.  If the others go on without that one, it must not count as a history of
+        its own; so nothing is done in an epoch before this.
+
+        Raises:
+            NotEnoughReplicasError: Too few directories can be written.
+        """
+        while (epoch := self._controller.epoch) != self._begun_epoch:
+            self.write(_confirm_epoch)
+            self._begun_epoch = epoch
 
     def _online(self, without: Mapping[int, Exception]) -> tuple[LogDirectory, ...]:
         """Return the directories that a write must change.
@@ -314,14 +336,14 @@ class ReplicatedStore:
             return result
 
         while True:
-            if self._even_epoch != image.epoch:
+            if self.even_epoch != image.epoch:
                 self._make_even(directories)
-                self._even_epoch = image.epoch
+                self.even_epoch = image.epoch
             try:
                 stores = [directory.stores[name] for directory in directories]
                 result, errors = kv.transact_all(stores, run, base)
             except _UnevenError:
-                self._even_epoch = -1
+                self.even_epoch = -1
                 continue
             if not errors:
                 return result, {}
@@ -382,6 +404,15 @@ class ReplicatedStore:
     def is_whole(self) -> bool:
         """As `kv.LmdbStore.is_whole`, of the directories that are online."""
         return all(each.stores[self._name].is_whole() for each in self._controller.online)
+
+
+def _confirm_epoch(txn: kv.Txn) -> None:
+    """Count a write, unless there was one after that which began the epoch."""
+    version = METADATA_VERSION.get(txn)
+    assert version is not None
+    row = METADATA_EPOCHS.get(txn, version.epoch)
+    if row is not None and row.start == version.version:
+        METADATA_VERSION.put(txn, value=version)
 
 
 class _ReadTxn:
