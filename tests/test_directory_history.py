@@ -235,9 +235,7 @@ def test_epochs_that_began_in_one_directory_only_have_not_diverged(
 
 
 @pytest.mark.parametrize("work", ["append", "append, and a power cut", "create a topic"])
-def test_an_epoch_in_which_something_was_done_has_diverged_from_one_without_it(
-    three, monkeypatch, work
-):
+def test_an_epoch_in_which_something_was_done_has_diverged(three, monkeypatch, work):
     """The other directory that had it is an older copy now, and does not know of it."""
     directories, log = three
     backup = directories.aside(3).with_name("backup")
@@ -271,6 +269,44 @@ def test_an_epoch_in_which_something_was_done_has_diverged_from_one_without_it(
             assert log.topics() == ["t", "u"]
         else:
             assert values(log, "t")[-1] == b"only here"
+
+
+# What the error says
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_the_error_counts_the_records_that_the_other_directory_lacks(pair, power_cut, capsys):
+    """In a program as on the command line, with the commands that decide."""
+    for each, count in ((1, 3), (2, 5)):
+        pair.take(3 - each)
+        with pair.alone(each) as log:
+            send(log, "t", [b"alone"] * count)
+            if each == 2:
+                log.create_topic("only-in-2")
+                send(log, "only-in-2", [b"x", b"y"])
+        pair.put_back(3 - each)
+        if power_cut:
+            kv.close_unused()
+            shutil.rmtree(pair.path(each) / "live")
+
+    with pytest.raises(ReplicasDivergedError) as caught:
+        pair.open()
+    text = str(caught.value)
+    first, second = (pair.path(each) for each in (1, 2))
+    if f"{first} and {second}" in text:
+        expected = "3 and 7 records that the other lacks (only-in-2-0 0 and 2; t-0 3 and 5)"
+    else:
+        expected = "7 and 3 records that the other lacks (only-in-2-0 2 and 0; t-0 5 and 3)"
+    assert expected in text
+    assert "log.replicas.remove(" in text
+    capsys.readouterr()
+    assert main(["--root", str(first), "topics", "create", "u"]) != 0
+    printed = capsys.readouterr().err
+    assert expected in printed
+    assert " replicas remove --force " in printed
+    assert main(["--root", str(first), "replicas", "list", "--json"]) == 1
+    printed = capsys.readouterr().out
+    assert " records that the other lacks (only-in-2-0 " in printed
 
 
 # Which directory is which

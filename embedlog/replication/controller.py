@@ -114,11 +114,9 @@ class Controller:
     def is_stale(self) -> bool:
         """Whether the metadata has a newer epoch; by the holder of the lock of a database.
 
-        An epoch is noted before it is committed, so one that was noted may not come: its process
-        was killed.  `ReplicationJob` then writes another one.
+        An epoch is noted before it is committed, so it may not come: its process was killed.
+        `ReplicationJob` then writes another one.
         """
-        if not self.moved():
-            return False
         for directory in self.online:
             with suppress(*DATABASE_ERRORS, ClosedError):
                 version = METADATA_VERSION.get(directory.state)

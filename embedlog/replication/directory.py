@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import closing, contextmanager, suppress
+from typing import Any, NamedTuple
 
 from embedlog import catalog, kv
-from embedlog.catalog import PartitionInfo
+from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     CorruptionError,
     DurabilityError,
@@ -26,6 +26,7 @@ from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS, METADA
 from embedlog.partition.tail import peek_tail
 from embedlog.replication.metadata import DirectoryHistory, Epoch
 from embedlog.root import startup
+from embedlog.segment import SegmentFile, path_of
 
 EPOCH_FILE = "epoch"
 _ENTRIES = (FORMAT_FILE, "locks", "topics")
@@ -232,22 +233,25 @@ def extra_writes(directory: LogDirectory, other: LogDirectory) -> int:
 
 def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError:
     """Return the error of two directories of which each has what the other lacks."""
-    shared = {*histories(first)[0].epochs} & {*histories(second)[0].epochs}
-    parted = max((epoch.number for epoch in shared), default=0)
-    ends, other_ends = _ends(first), _ends(second)
-    # The log's own topics last.
-    names = sorted(ends.keys() | other_ends.keys(), key=lambda name: name.replace("_", "~"))
-    different = [
-        f"{name} ends at {ends.get(name, 0)} and at {other_ends.get(name, 0)}"
-        for name in names
-        if ends.get(name) != other_ends.get(name)
-    ]
-    records = "; ".join(different[:5]) or "all partitions end at the same offsets"
+    mine, theirs = _partitions(first), _partitions(second)
+    own = {
+        name: _own_records(mine.get(name, _NO_RECORDS), theirs.get(name, _NO_RECORDS))
+        # The log's own topics last.
+        for name in sorted(mine.keys() | theirs.keys(), key=lambda name: name.replace("_", "~"))
+    }
+    each = [f"{name} {count} and {other}" for name, (count, other) in own.items() if count or other]
+    if each:
+        totals = map(sum, zip(*own.values(), strict=True))
+        has = "{} and {} records that the other lacks".format(*totals)
+        has += f" ({'; '.join(each[:5])}{'; ...' if len(each) > 5 else ''})"
+    else:
+        has = (
+            f"{extra_writes(first, second)} and {extra_writes(second, first)} changes of their own "
+            "besides equal records"
+        )
     return ReplicasDivergedError(
-        f"{first.path} and {second.path} were each written to without the other",
-        todo=f"After epoch {parted} of the metadata they have {extra_writes(first, second)} and "
-        f"{extra_writes(second, first)} writes of their own; {records}. Decide which one counts, "
-        "and remove the other."
+        f"{first.path} and {second.path} were each written to without the other: they have {has}",
+        todo="Decide which one counts, and remove the other."
         + Hint(
             f"Open {first.path} and call log.replicas.remove({second.path!r}, force=True), or the "
             "other way round.",
@@ -258,14 +262,51 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
     )
 
 
-def _ends(directory: LogDirectory) -> dict[str, int]:
-    """Return where each partition ends, as a directory has it."""
-    ends = {}
-    for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
-        for number in range(topic.partitions):
-            key = topic.key(number)
-            tail = peek_tail(directory.live, key) if "live" in directory.stores else None
-            info = catalog.PARTITIONS.get(directory.state, key) or PartitionInfo()
-            end = info.recovery_offset if tail is None else tail.log_end_offset
-            ends[f"{topic.name}-{number}"] = end
-    return ends
+class _Records(NamedTuple):
+    """What a directory has of a partition."""
+
+    epochs: list[tuple[int, int]]
+    """The leader epochs, and their first offsets."""
+    end: int
+
+
+_NO_RECORDS = _Records([], 0)
+
+
+def _own_records(mine: _Records, theirs: _Records) -> tuple[int, int]:
+    """Return how many offsets each of two has above that at which they part."""
+    shared = 0
+    while mine.epochs[shared : shared + 1] == theirs.epochs[shared : shared + 1] != []:
+        shared += 1
+    after = [start for each in (mine, theirs) for _, start in each.epochs[shared : shared + 1]]
+    parted = min(mine.end, theirs.end, *after)
+    return mine.end - parted, theirs.end - parted
+
+
+def _partitions(directory: LogDirectory) -> dict[str, _Records]:
+    """Return what a directory has of each partition."""
+    return {
+        f"{topic.name}-{number}": _records(directory, topic, number)
+        for topic in directory.state.read(lambda txn: list(catalog.topics(txn)))
+        for number in range(topic.partitions)
+    }
+
+
+def _records(directory: LogDirectory, topic: TopicInfo, number: int) -> _Records:
+    key = topic.key(number)
+    epochs, segments = directory.state.read(
+        lambda txn: (catalog.epochs(txn, key), catalog.segments(txn, key))
+    )
+    tail = peek_tail(directory.live, key) if "live" in directory.stores else None
+    end = 0 if tail is None else tail.log_end_offset
+    if tail is None and segments:
+        # It is not recovered since the boot.
+        last = segments[-1]
+        end, path = last.base_offset, path_of(topic.directory, number, last.file_name)
+        with (
+            suppress(CorruptionError, StorageError),
+            closing(SegmentFile(directory.files, path)) as file,
+        ):
+            for batch in file.heads(file.start, file.size()):
+                end = batch.next_offset
+    return _Records(epochs, end)

@@ -413,7 +413,9 @@ class ReplicatedFiles(Files):
         """As `Files.write`, to the followers first."""
         while True:
             try:
-                (leader, leader_fd), *followers = copies = self.all_copies(fd)
+                if self._controller.unopened:
+                    self._open_all()
+                (leader, leader_fd), *followers = copies = self.copies(fd)
                 seconds = self._handles[fd].seconds = {}
                 for directory, copy in reversed(followers):
                     began, files = monotonic(), directory.files

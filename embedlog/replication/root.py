@@ -231,7 +231,7 @@ class ReplicatedRoot(Root):
             return context
 
     def _open_files(self, writable: bool) -> Files:
-        self._unopened = {}
+        self._unopened, self.diverged = {}, {}
         with ExitStack() as undo:
             opened = self._open_each(self.paths, writable)
             for files in opened.values():
@@ -280,6 +280,8 @@ class ReplicatedRoot(Root):
                     directory.close()
             return ReplicatedFiles(self.controller)
 
+    diverged: dict[int, str]
+    """Why directories are not used by this process, which may only read, or gives them up."""
     _unopened: dict[str, StorageError]
     """Directories that exist, and could not be opened when the log was."""
     _is_first = False
@@ -416,6 +418,7 @@ class ReplicatedRoot(Root):
                 error = diverged(base, other)
                 if self.mode == "rw" and each not in self.given_up:
                     raise error
+                self.diverged[each] = describe(error)
                 del directories[each]
                 _give_up(other, error)
 
@@ -852,7 +855,8 @@ def _note_reason(root: ReplicatedRoot, directory_id: int, reason: str) -> None:
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
         info = image.directories.get(directory_id)
-        if info is None or info.online or info.reason == reason:
+        # Numbers in it may grow each time.
+        if info is None or info.online or info.reason.split(":")[0] == reason.split(":")[0]:
             return False
         DIRECTORIES.put(txn, directory_id, value=info._replace(reason=reason))
         return True

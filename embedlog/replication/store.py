@@ -253,10 +253,11 @@ class ReplicatedStore:
         self, directories: tuple[LogDirectory, ...], without: Mapping[int, Exception]
     ) -> bool:
         """Whether a write must still change these directories; by the holder of the locks."""
+        controller = self._controller
         # Not `current`, which may write.
-        if self._controller.is_stale():
+        if controller.moved() and controller.is_stale():
             return False
-        online = self._controller.online
+        online = controller.online
         return directories is online or directories == tuple(
             each for each in online if each.id not in without
         )
