@@ -309,6 +309,44 @@ def test_the_error_counts_the_records_that_the_other_directory_lacks(pair, power
     assert " records that the other lacks (only-in-2-0 " in printed
 
 
+# A copy that is one write behind
+
+
+@pytest.mark.parametrize("directory", [1, 2])
+@pytest.mark.parametrize("change", ["appends", "roll", "flush", "flushed roll"])
+def test_an_old_copy_that_lacks_one_write_of_state_is_completed_after_a_reboot(
+    pair, directory, change, caplog
+):
+    """`live` is empty everywhere, so it passes for one whose program was killed in a commit."""
+    log = pair.open(durability="fsync" if change == "flushed roll" else "os")
+    send(log, "t", [b"more"])
+    shutil.copytree(pair.path(directory), pair.aside(directory))
+    part = log.root.partition("t", 0)
+    for _ in range(9):
+        part.append([encoded(b"last" * 100)])
+    if change == "flush":
+        part.flush()
+    elif change != "appends":
+        part.roll()
+    expected = values(log, "t")
+    abandon(log.root)
+    kv.close_unused()
+    shutil.rmtree(pair.path(directory))
+    pair.put_back(directory)
+    for each in (1, 2):
+        shutil.rmtree(pair.path(each) / "live")
+
+    with pair.open() as log:
+        assert "lacks more than the last write" not in caplog.text
+        assert values(log, "t") == expected
+        send(log, "t", [b"next"])
+        bring_back(log)
+        assert values(log, "t") == [*expected, b"next"]
+        assert assignment(log, "t").isr == (1, 2)
+        assert log.housekeeping.verify(replicas=True) == []
+        pair.assert_equal_copies("t", 2)
+
+
 # Which directory is which
 
 
