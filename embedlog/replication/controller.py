@@ -690,20 +690,31 @@ def offline_error(
     image: MetadataImage, assignment: PartitionAssignment, where: Mapping[str, Any]
 ) -> ReplicaNotAvailableError:
     """Return the error of a partition that has no leader."""
-    # One may have been removed since.
-    infos = [image.directories[each] for each in assignment.replicas if each in image.directories]
-    paths = tuple(info.path for info in infos)
+
+    def paths(ids: Collection[int]) -> tuple[str, ...]:
+        # One may have been removed since.
+        return tuple(image.directories[each].path for each in ids if each in image.directories)
+
+    replicas = paths(assignment.replicas)
     if set(assignment.isr) == {NO_DIRECTORY}:
         return ReplicaNotAvailableError(
             f"The partition is offline: its last copy that was in sync is lost, of "
-            f"{', '.join(paths)}",
+            f"{', '.join(replicas)}",
             **where,
-            replicas=paths,
+            replicas=replicas,
             todo="An unclean election continues with what another copy has.",
         )
+    away = paths([each for each in assignment.isr if each not in image.online])
+    if assignment.leader is not None or not away:
+        return ReplicaNotAvailableError(
+            "The leader of the partition has just changed",
+            **where,
+            replicas=replicas,
+            todo="Try again.",
+        )
     return ReplicaNotAvailableError(
-        f"The partition is offline: its copies are in {', '.join(paths)}",
+        f"The partition is offline: its in-sync copies are in {', '.join(away)}",
         **where,
-        replicas=paths,
+        replicas=away,
         todo="Bring one of these directories back.",
     )
