@@ -99,6 +99,44 @@ def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(dir
     check_equal(directories, log, "t")
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_directory_whose_return_was_cut_short_still_takes_the_place_of_one_that_fails(
+    directories, log, monkeypatch, empty
+):
+    """It counts as online in the other one, without the write that says so, nor any before."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    directories.lose(log, 1)
+    for name in ("u", "v"):
+        log.create_topic(name)
+    send(log, "t", [b"b"])
+    commit_all, cut_short = kv._commit_all, []
+
+    def fail_once(stores, txns):
+        paths = [store.path for store in stores]
+        if not cut_short and f"{directories.path(1)}/state" in paths:
+            at = paths.index(f"{directories.path(1)}/state")
+            cut_short.append(at)
+            txns.txns = [*txns.txns[:at], _FailingTxn(txns.txns[at]), *txns.txns[at + 1 :]]
+        return commit_all(stores, txns)
+
+    monkeypatch.setattr(kv, "_commit_all", fail_once)
+    directories.take(3)
+    directories.put_back(1)
+    if empty:
+        shutil.rmtree(directories.path(1))
+        directories.path(1).mkdir()
+    with pytest.raises(errors.NotEnoughReplicasError):
+        notice(log)
+    assert cut_short == [1]
+
+    send(log, "t", [b"c"])
+    directories.put_back(3)
+    bring_back(log)
+    assert values(log, "t") == [b"a", b"b", b"c"]
+    check_equal(directories, log, "t")
+
+
 def test_a_program_that_starts_without_a_quorum_waits_for_a_directory_only(directories):
     """It can open the log as soon as one is back, and what it tried before leaks nothing."""
     with directories.open() as log:
