@@ -233,6 +233,25 @@ def test_a_log_opens_with_two_of_three_directories_and_fills_the_third(directori
         check_equal(directories, log, "t")
 
 
+def test_a_log_opens_without_the_directory_whose_file_is_damaged(directories):
+    """Nobody knows what it is, so it is left alone, as anything else at its path would be."""
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+    file = directories.path(2) / "embedlog.toml"
+    whole = file.read_bytes()
+    file.write_bytes(bytes(len(whole)))
+
+    with directories.open() as log:
+        send(log, "t", [b"b"])
+        assert [each.online for each in log.replicas] == [True, False, True]
+        assert bring_back(log) == []
+        assert file.read_bytes() == bytes(len(whole))
+        file.write_bytes(whole)
+        assert bring_back(log) == [2]
+        check_equal(directories, log, "t")
+
+
 def test_the_only_copy_ends_where_its_disk_ends_after_it_lost_what_was_not_flushed(
     directories, log
 ):
@@ -325,6 +344,35 @@ def test_an_append_to_a_directory_that_is_being_deleted_finds_it_offline(directo
         log.partition("t", 0).append([encoded(b"b")])
     (leader / "elsewhere").rename(leader / "embedlog.toml")
     log.delete_topic("t")
+
+
+def test_an_append_to_a_copy_that_is_being_deleted_goes_on_in_the_others(
+    directories, log, monkeypatch
+):
+    """The rest of the directory is still there."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    follower = assignment(log, "t").isr[-1]
+    (folder,) = directories.path(follower).glob("topics/t-*/0")
+    open_file, deleted = Files.open, []
+
+    def delete_first(self, path, **options):
+        is_copy = os.path.samefile(self.root, directories.path(follower))
+        if is_copy and path.startswith("topics/t-") and options.get("create") and len(deleted) < 2:
+            shutil.rmtree(folder, ignore_errors=True)
+            deleted.append(path)
+        return open_file(self, path, **options)
+
+    monkeypatch.setattr(Files, "open", delete_first)
+    log.partition("t", 0).roll()
+    send(log, "t", [b"b"])
+    monkeypatch.undo()
+
+    assert len(deleted) == 2
+    assert follower not in assignment(log, "t").isr
+    bring_back(log)
+    assert values(log, "t") == [b"a", b"b"]
+    check_equal(directories, log, "t")
 
 
 def test_a_directory_without_its_locks_is_offline_also_for_a_write_of_a_database(directories, log):
@@ -477,6 +525,28 @@ class _FailingTxn:
         error = lmdb.DiskError("mdb_txn_commit: Input/output error")
         error.code = errno.EIO
         raise error
+
+
+def test_a_directory_is_added_although_another_one_turns_out_to_be_behind(
+    directories, log, monkeypatch, tmp_path
+):
+    """Its disk lost more than the last write; the next write finds that out."""
+    log.create_topic("t")
+    behind, prepare = log.root.controller.directories[2], replicated_root._prepare
+
+    def lose_writes(*arguments):
+        prepare(*arguments)
+        version = METADATA_VERSION.get(behind.state)
+        older = version._replace(version=version.version - 2)
+        behind.state.write(lambda txn: METADATA_VERSION.put(txn, value=older))
+
+    monkeypatch.setattr(replicated_root, "_prepare", lose_writes)
+    added = log.replicas.add(tmp_path / "added")
+    monkeypatch.undo()
+
+    assert log.root.controller.image.online == (1, 3, added)
+    assert bring_back(log) == [2]
+    check_equal(directories, log, "t")
 
 
 def test_a_directory_is_added_although_another_one_breaks_in_that_commit(

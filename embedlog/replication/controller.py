@@ -372,10 +372,10 @@ class Controller:
         # At once: the second one must not decide without the first.
         self.take_offline(failed)
 
-    def directory_of(self, error: StorageError) -> LogDirectory | None:
+    def directory_of(self, error: EmbedlogError) -> LogDirectory | None:
         """Return the open directory in which an operation failed; None if it is no other's."""
         for directory in list(self.directories.values()):
-            if f"{error.path}/".startswith(f"{directory.files.root}/"):
+            if f"{getattr(error, 'path', None)}/".startswith(f"{directory.files.root}/"):
                 return directory
         return None
 

@@ -721,12 +721,12 @@ def _bring_online(
     while True:
         try:
             return controller.bring_online(directory, failed)
-        except StorageError as error:
+        except DATABASE_ERRORS as error:
             broken = controller.directory_of(error)
             if failed or broken is None or broken.path == directory.path:
                 raise
-            if not controller.offline_if_broken(error):
-                raise
+            # It is of one of its databases, without which nothing can be written.
+            controller.take_offline({broken.id: error})
 
 
 def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:
