@@ -473,7 +473,8 @@ class Controller:
         Returns False, and does nothing, if another process or thread has done so, or has removed
         the directory.  It is in no ISR yet, except of partitions that no other directory has in
         sync; if it is new, or lacks what it had, it has lost those, too.  Killed in the middle, it
-        is still offline, and the next attempt starts from the beginning.
+        is still offline, or counts as online in the others and lacks the write that says so; the
+        next attempt starts from the beginning.
 
         With ``failed`` it takes the place of directories that do not work, and that go offline
         in the same write.  Those that are left have every write, since each goes to all that are
