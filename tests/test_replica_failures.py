@@ -78,6 +78,24 @@ def test_a_directory_that_comes_back_takes_the_place_of_one_that_fails(directori
     check_equal(directories, log, "t")
 
 
+def test_an_empty_directory_takes_the_place_of_one_that_fails_after_an_epoch_that_never_came(
+    directories, log
+):
+    """Its process was killed after it had noted the epoch, and before it wrote it anywhere."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    directories.lose(log, 1)
+    controller = log.root.controller
+    controller.directories[2].note_epoch(controller.epoch + 1)
+    directories.take(3)
+    directories.replace(1)
+    notice(log)
+
+    assert controller.image.online == (1, 2)
+    send(log, "t", [b"b"])
+    assert values(log, "t") == [b"a", b"b"]
+
+
 def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(directories, log):
     """Too few others worked to note that it was gone; now it is empty."""
     log.create_topic("t")

@@ -584,8 +584,11 @@ class Controller:
     ) -> None:
         """Raise unless a majority is left, with a directory that returns, in the place of some."""
         voters = set(image.online) - set(failed)
-        # The epoch pages of all that are online show whether others went on with it.
-        if not lost or (not self.moved() and self.directories.keys() >= set(image.online)):
+        # The epoch pages of those that failed show whether others went on with them and with it; in
+        # the others, a killed process may have noted an epoch that never comes.
+        pages = [each.epoch_page for each in self.online if each.id in failed]
+        has_moved = any(page is not None and page[0] > self.epoch for page in pages)
+        if not lost or (not has_moved and self.directories.keys() >= set(image.online)):
             voters.add(returned)
         check_quorum(image, voters)
 
