@@ -459,6 +459,7 @@ class LmdbStore:
 
         Raises:
             LockTimeoutError: Another process or thread holds it.
+            ClosedError: It was closed meanwhile.
         """
         if timeout is None:
             timeout = self._timeout
@@ -466,8 +467,10 @@ class LmdbStore:
             raise LockTimeoutError("Another thread holds the lock", path=self._lock_path)
         try:
             self._files.lock(self._lock if self._lock is not None else self._open_lock(), timeout)
-        except BaseException:
+        except BaseException as error:
             self._queue.release()
+            if self._closed and isinstance(error, StorageError):  # under the wait for the lock
+                raise ClosedError("The log was closed", path=self.path) from error
             raise
 
     def release(self) -> None:

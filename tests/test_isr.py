@@ -293,6 +293,15 @@ def test_a_reassignment_is_not_cancelled_once_all_old_replicas_are_given_up():
             state.cancel_reassignment({0, 1, 2, 3})
 
 
+def test_a_partition_whose_last_in_sync_copy_is_lost_is_lost_after_a_cancelled_reassignment():
+    """Otherwise its ISR would be empty, and the error would ask for directories that are there."""
+    lost = PartitionAssignment.create((1,)).begin_reassignment((2, 3)).elect(()).without_copy(1)
+    cancelled = lost.cancel_reassignment({1, 2, 3})
+
+    assert (lost.isr, cancelled.isr, cancelled.leader) == ((NO_DIRECTORY,), (NO_DIRECTORY,), None)
+    assert cancelled.replicas == (1,)
+
+
 class Partition(RuleBasedStateMachine):
     """One partition through any changes, with the records that each replica has.
 
@@ -302,9 +311,9 @@ class Partition(RuleBasedStateMachine):
     def __init__(self):
         """Begin with three of five directories."""
         super().__init__()
-        self.state = PartitionAssignment.create((0, 1, 2))
-        self.alive = set(range(5))
-        self.ends = dict.fromkeys(range(5), 0)
+        self.state = PartitionAssignment.create((1, 2, 3))
+        self.alive = set(range(1, 6))
+        self.ends = dict.fromkeys(range(1, 6), 0)
         self.high_watermark = 0
 
     def change(self, after):
@@ -319,7 +328,7 @@ class Partition(RuleBasedStateMachine):
                 self.ends[replica] = min(self.ends[replica], self.ends[leader])
 
     @precondition(lambda self: self.state.leader in self.alive)
-    @rule(count=st.integers(1, 5), written=st.sets(st.integers(0, 4)))
+    @rule(count=st.integers(1, 5), written=st.sets(st.integers(1, 5)))
     def append(self, count, written):
         """Append at the leader, and copy to some followers."""
         state, ends = self.state, self.ends
@@ -328,14 +337,31 @@ class Partition(RuleBasedStateMachine):
             ends[follower] = ends[state.leader]
         self.high_watermark = max(self.high_watermark, min(ends[each] for each in state.isr))
 
-    @rule(lost=st.sets(st.integers(0, 4)))
+    @rule(lost=st.sets(st.integers(1, 5)))
     def lose_directories(self, lost):
         """Lose some, bring others back, and elect."""
-        self.alive = set(range(5)) - lost
+        self.alive = set(range(1, 6)) - lost
         self.change(self.state.elect(self.alive))
 
+    @rule(replica=st.integers(1, 5))
+    def return_empty(self, replica):
+        """Bring one back without what it had."""
+        if replica not in self.alive:
+            self.alive.add(replica)
+            self.ends[replica] = 0
+            self.change(self.state.without_copy(replica))
+            self.change(self.state.elect(self.alive))
+
+    @precondition(lambda self: self.state.isr == (NO_DIRECTORY,))
+    @rule(leader=st.integers(1, 5))
+    def elect_unclean(self, leader):
+        """Go on with what a copy has that was not in sync, once no other one is left."""
+        if leader in self.alive & {*self.state.replicas}:
+            self.change(self.state.elect_unclean(leader))
+            self.high_watermark = self.ends[leader]
+
     @precondition(lambda self: self.state.leader is not None)
-    @rule(replica=st.integers(0, 4))
+    @rule(replica=st.integers(1, 5))
     def leave_or_join(self, replica):
         """Let a follower leave, or join if it has all of the leader's log."""
         state, ends = self.state, self.ends
@@ -344,7 +370,7 @@ class Partition(RuleBasedStateMachine):
         elif replica in state.replicas and ends[replica] == ends[state.leader]:
             self.change(state.expand(replica))
 
-    @rule(to=st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
+    @rule(to=st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True))
     def begin(self, to):
         """Begin a reassignment, perhaps instead of another one; new replicas begin empty."""
         for replica in set(to) - set(self.state.replicas):
@@ -372,11 +398,13 @@ class Partition(RuleBasedStateMachine):
         """And the state makes sense."""
         state = self.state
         assert state.isr
-        assert set(state.isr) <= set(state.replicas)
+        assert set(state.isr) <= set(state.replicas) or state.isr == (NO_DIRECTORY,)
         assert len(set(state.replicas)) == len(state.replicas)
         assert state.leader is None or state.leader in state.isr
         assert {*state.adding_replicas, *state.target_replicas} <= set(state.replicas)
-        assert all(self.ends[replica] >= self.high_watermark for replica in state.isr)
+        assert all(
+            self.ends[replica] >= self.high_watermark for replica in {*state.isr} - {NO_DIRECTORY}
+        )
 
 
 class TestPartition(Partition.TestCase):

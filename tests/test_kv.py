@@ -13,7 +13,7 @@ from support.patience import patient
 from support.roots import make_store
 
 from embedlog import kv
-from embedlog.errors import CorruptionError, LockTimeoutError
+from embedlog.errors import ClosedError, CorruptionError, LockTimeoutError
 from embedlog.files import Files
 
 pytestmark = pytest.mark.disk  # what it promises depends on the file system
@@ -229,6 +229,29 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
         assert caught.value.retriable
         assert store.get(b"first") == b"row"
     store.close()
+
+
+def test_a_thread_that_waits_while_another_closes_the_store_finds_it_closed(tmp_path):
+    """Another process is stopped with the lock, so the one that closes gives up waiting, too."""
+    make_store(tmp_path).close()
+    store = kv.LmdbStore(Files(tmp_path), "live", durable=False, timeout=0.1)
+    files, raised = Files(tmp_path), []
+    with files.opened("locks/live", write=True, create=True) as fd:
+        files.lock(fd, 1)
+
+        def wait():
+            try:
+                store.acquire(patient(10))
+            except ClosedError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not store._queue.locked():
+            time.sleep(0.01)
+        store.close()
+        thread.join()
+    assert raised
 
 
 def test_a_thread_that_waits_too_long_gets_an_error(tmp_path):

@@ -78,6 +78,24 @@ def test_a_directory_that_comes_back_takes_the_place_of_one_that_fails(directori
     check_equal(directories, log, "t")
 
 
+def test_an_empty_directory_takes_the_place_of_one_that_fails_after_an_epoch_that_never_came(
+    directories, log
+):
+    """Its process was killed after it had noted the epoch, and before it wrote it anywhere."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    directories.lose(log, 1)
+    controller = log.root.controller
+    controller.directories[2].note_epoch(controller.epoch + 1)
+    directories.take(3)
+    directories.replace(1)
+    notice(log)
+
+    assert controller.image.online == (1, 2)
+    send(log, "t", [b"b"])
+    assert values(log, "t") == [b"a", b"b"]
+
+
 def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(directories, log):
     """Too few others worked to note that it was gone; now it is empty."""
     log.create_topic("t")
@@ -96,6 +114,44 @@ def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(dir
     directories.put_back(1)
     assert bring_back(log) == [1]
     assert values(log, "t") == [b"a", b"b"]
+    check_equal(directories, log, "t")
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_directory_whose_return_was_cut_short_still_takes_the_place_of_one_that_fails(
+    directories, log, monkeypatch, empty
+):
+    """It counts as online in the other one, without the write that says so, nor any before."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    directories.lose(log, 1)
+    for name in ("u", "v"):
+        log.create_topic(name)
+    send(log, "t", [b"b"])
+    commit_all, cut_short = kv._commit_all, []
+
+    def fail_once(stores, txns):
+        paths = [store.path for store in stores]
+        if not cut_short and f"{directories.path(1)}/state" in paths:
+            at = paths.index(f"{directories.path(1)}/state")
+            cut_short.append(at)
+            txns.txns = [*txns.txns[:at], _FailingTxn(txns.txns[at]), *txns.txns[at + 1 :]]
+        return commit_all(stores, txns)
+
+    monkeypatch.setattr(kv, "_commit_all", fail_once)
+    directories.take(3)
+    directories.put_back(1)
+    if empty:
+        shutil.rmtree(directories.path(1))
+        directories.path(1).mkdir()
+    with pytest.raises(errors.NotEnoughReplicasError):
+        notice(log)
+    assert cut_short == [1]
+
+    send(log, "t", [b"c"])
+    directories.put_back(3)
+    bring_back(log)
+    assert values(log, "t") == [b"a", b"b", b"c"]
     check_equal(directories, log, "t")
 
 
@@ -195,6 +251,25 @@ def test_a_log_opens_with_two_of_three_directories_and_fills_the_third(directori
         check_equal(directories, log, "t")
 
 
+def test_a_log_opens_without_the_directory_whose_file_is_damaged(directories):
+    """Nobody knows what it is, so it is left alone, as anything else at its path would be."""
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+    file = directories.path(2) / "embedlog.toml"
+    whole = file.read_bytes()
+    file.write_bytes(bytes(len(whole)))
+
+    with directories.open() as log:
+        send(log, "t", [b"b"])
+        assert [each.online for each in log.replicas] == [True, False, True]
+        assert bring_back(log) == []
+        assert file.read_bytes() == bytes(len(whole))
+        file.write_bytes(whole)
+        assert bring_back(log) == [2]
+        check_equal(directories, log, "t")
+
+
 def test_the_only_copy_ends_where_its_disk_ends_after_it_lost_what_was_not_flushed(
     directories, log
 ):
@@ -287,6 +362,35 @@ def test_an_append_to_a_directory_that_is_being_deleted_finds_it_offline(directo
         log.partition("t", 0).append([encoded(b"b")])
     (leader / "elsewhere").rename(leader / "embedlog.toml")
     log.delete_topic("t")
+
+
+def test_an_append_to_a_copy_that_is_being_deleted_goes_on_in_the_others(
+    directories, log, monkeypatch
+):
+    """The rest of the directory is still there."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    follower = assignment(log, "t").isr[-1]
+    (folder,) = directories.path(follower).glob("topics/t-*/0")
+    open_file, deleted = Files.open, []
+
+    def delete_first(self, path, **options):
+        is_copy = os.path.samefile(self.root, directories.path(follower))
+        if is_copy and path.startswith("topics/t-") and options.get("create") and len(deleted) < 2:
+            shutil.rmtree(folder, ignore_errors=True)
+            deleted.append(path)
+        return open_file(self, path, **options)
+
+    monkeypatch.setattr(Files, "open", delete_first)
+    log.partition("t", 0).roll()
+    send(log, "t", [b"b"])
+    monkeypatch.undo()
+
+    assert len(deleted) == 2
+    assert follower not in assignment(log, "t").isr
+    bring_back(log)
+    assert values(log, "t") == [b"a", b"b"]
+    check_equal(directories, log, "t")
 
 
 def test_a_directory_without_its_locks_is_offline_also_for_a_write_of_a_database(directories, log):
@@ -439,6 +543,28 @@ class _FailingTxn:
         error = lmdb.DiskError("mdb_txn_commit: Input/output error")
         error.code = errno.EIO
         raise error
+
+
+def test_a_directory_is_added_although_another_one_turns_out_to_be_behind(
+    directories, log, monkeypatch, tmp_path
+):
+    """Its disk lost more than the last write; the next write finds that out."""
+    log.create_topic("t")
+    behind, prepare = log.root.controller.directories[2], replicated_root._prepare
+
+    def lose_writes(*arguments):
+        prepare(*arguments)
+        version = METADATA_VERSION.get(behind.state)
+        older = version._replace(version=version.version - 2)
+        behind.state.write(lambda txn: METADATA_VERSION.put(txn, value=older))
+
+    monkeypatch.setattr(replicated_root, "_prepare", lose_writes)
+    added = log.replicas.add(tmp_path / "added")
+    monkeypatch.undo()
+
+    assert log.root.controller.image.online == (1, 3, added)
+    assert bring_back(log) == [2]
+    check_equal(directories, log, "t")
 
 
 def test_a_directory_is_added_although_another_one_breaks_in_that_commit(

@@ -620,8 +620,9 @@ def test_an_unclean_election_goes_on_with_what_the_survivor_has(tmp_path, segmen
     with open_log(paths[1]) as log:
         bring_back(log)
         assert log.replicas.leaderless == (TopicPartition("flights", 0),)
-        with pytest.raises(ReplicaNotAvailableError):
+        with pytest.raises(ReplicaNotAvailableError) as caught:
             values(log)
+        assert caught.value.replicas == (str(paths[0]),)  # the copy in the other one is too old
         assert log.replicas.elect_leaders() == []
         assert log.replicas.elect_leaders(election="unclean") == [TopicPartition("flights", 0)]
         assert values(log) == list(range(50))

@@ -370,10 +370,10 @@ class Controller:
         # At once: the second one must not decide without the first.
         self.take_offline(failed)
 
-    def directory_of(self, error: StorageError) -> LogDirectory | None:
+    def directory_of(self, error: EmbedlogError) -> LogDirectory | None:
         """Return the open directory in which an operation failed; None if it is no other's."""
         for directory in list(self.directories.values()):
-            if f"{error.path}/".startswith(f"{directory.files.root}/"):
+            if f"{getattr(error, 'path', None)}/".startswith(f"{directory.files.root}/"):
                 return directory
         return None
 
@@ -471,7 +471,8 @@ class Controller:
         Returns False, and does nothing, if another process or thread has done so, or has removed
         the directory.  It is in no ISR yet, except of partitions that no other directory has in
         sync; if it is new, or lacks what it had, it has lost those, too.  Killed in the middle, it
-        is still offline, and the next attempt starts from the beginning.
+        is still offline, or counts as online in the others and lacks the write that says so; the
+        next attempt starts from the beginning.
 
         With ``failed`` it takes the place of directories that do not work, and that go offline
         in the same write.  Those that are left have every write, since each goes to all that are
@@ -581,8 +582,11 @@ class Controller:
     ) -> None:
         """Raise unless a majority is left, with a directory that returns, in the place of some."""
         voters = set(image.online) - set(failed)
-        # The epoch pages of all that are online show whether others went on with it.
-        if not lost or (not self.moved() and self.directories.keys() >= set(image.online)):
+        # The epoch pages of those that failed show whether others went on with them and with it; in
+        # the others, a killed process may have noted an epoch that never comes.
+        pages = [each.epoch_page for each in self.online if each.id in failed]
+        has_moved = any(page is not None and page[0] > self.epoch for page in pages)
+        if not lost or (not has_moved and self.directories.keys() >= set(image.online)):
             voters.add(returned)
         check_quorum(image, voters)
 
@@ -688,20 +692,31 @@ def offline_error(
     image: MetadataImage, assignment: PartitionAssignment, where: Mapping[str, Any]
 ) -> ReplicaNotAvailableError:
     """Return the error of a partition that has no leader."""
-    # One may have been removed since.
-    infos = [image.directories[each] for each in assignment.replicas if each in image.directories]
-    paths = tuple(info.path for info in infos)
+
+    def paths(ids: Collection[int]) -> tuple[str, ...]:
+        # One may have been removed since.
+        return tuple(image.directories[each].path for each in ids if each in image.directories)
+
+    replicas = paths(assignment.replicas)
     if set(assignment.isr) == {NO_DIRECTORY}:
         return ReplicaNotAvailableError(
             f"The partition is offline: its last copy that was in sync is lost, of "
-            f"{', '.join(paths)}",
+            f"{', '.join(replicas)}",
             **where,
-            replicas=paths,
+            replicas=replicas,
             todo="An unclean election continues with what another copy has.",
         )
+    away = paths([each for each in assignment.isr if each not in image.online])
+    if assignment.leader is not None or not away:
+        return ReplicaNotAvailableError(
+            "The leader of the partition has just changed",
+            **where,
+            replicas=replicas,
+            todo="Try again.",
+        )
     return ReplicaNotAvailableError(
-        f"The partition is offline: its copies are in {', '.join(paths)}",
+        f"The partition is offline: its in-sync copies are in {', '.join(away)}",
         **where,
-        replicas=paths,
+        replicas=away,
         todo="Bring one of these directories back.",
     )

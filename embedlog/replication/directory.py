@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from embedlog import catalog, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
+    ClosedError,
     CorruptionError,
     DurabilityError,
     EmbedlogError,
@@ -159,6 +160,13 @@ class LogDirectory:
             return self.files.is_in_place()
         except StorageError:
             return True
+
+    def lacks(self, epoch: int) -> bool:
+        """Whether its `state` lacks an epoch, as far as a broken disk lets that be seen."""
+        with suppress(*DATABASE_ERRORS, ClosedError):
+            version = METADATA_VERSION.get(self.state)
+            return version is None or version.epoch < epoch
+        return False
 
     def check_in_place(self) -> None:
         """Raise if the path does not lead to this directory any more, or it was emptied.

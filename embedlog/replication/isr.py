@@ -250,7 +250,12 @@ class PartitionAssignment:
                 "Only replicas that the reassignment added are in sync",
                 todo="Let it finish, and move the partition back.",
             )
-        return self._replaced(self.original_replicas, alive, fences=bool(self.adding_replicas))
+        return self._replaced(
+            self.original_replicas,
+            alive,
+            fences=bool(self.adding_replicas),
+            or_alone=NO_DIRECTORY,  # which is what the ISR was
+        )
 
     def without(
         self, directories: Collection[int], alive: Collection[int], spare: int

@@ -152,14 +152,14 @@ def find_members(
 
     Raises:
         NotALogError: They belong to different logs, or two of them say that they are the same.
-        StorageError: One cannot be read, and no other one belongs to a log.
+        StorageError, NotALogError: One cannot be read, and no other one belongs to a log.
     """
     members, is_known = dict[str, DirectoryMember](), cluster is not None
-    unreadable: StorageError | None = None
+    unreadable: EmbedlogError | None = None
     for path in dict.fromkeys(paths):
         try:
             member = read_member(open_files[path]) if path in open_files else None
-        except StorageError as error:
+        except (StorageError, NotALogError) as error:
             _logger.warning("Directory %s cannot be read: %s", path, error)
             unreadable = error
             continue

@@ -178,10 +178,15 @@ class ReplicatedPartition(PartitionLog):
             epoch = self.controller.epoch
             try:
                 return operation()
-            except (CorruptionError, NotLeaderOrFollowerError):
+            except (CorruptionError, NotLeaderOrFollowerError, StorageError) as error:
+                segments: list[SegmentInfo] | None = [self.active_segment]
+                if isinstance(error, StorageError):
+                    if not error.missing:
+                        raise
+                    segments = None  # a whole copy may just be being deleted
                 # Each leader breaks once at most.
                 if self.controller.current().epoch == epoch:
-                    if mended or not self.mend([self.active_segment]):
+                    if mended or not self.mend(segments):
                         # The directory may be in the middle of being deleted.
                         self.controller.check_directories()
                         if self.controller.epoch == epoch:

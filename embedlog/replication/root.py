@@ -447,7 +447,8 @@ class ReplicatedRoot(Root):
     def regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
         """Bring a directory back while too few others work; return whether one came back.
 
-        Also one that still counts as online, if another disk is at its path now.
+        Also one that still counts as online, if another disk is at its path now, or if it lacks the
+        write that says so: the disk, or its process, failed in that.
         """
         # One thread at a time, and not while it is bringing one back.
         if monotonic() < self._regain_at or not self._regaining.acquire(blocking=False):
@@ -456,7 +457,8 @@ class ReplicatedRoot(Root):
             self._regain_at = monotonic() + REGAIN_SECONDS
             for each, info in self.controller.image.directories.items():
                 opened = self.controller.directories.get(each)
-                if info.online and (each not in failed or opened is None or opened.is_in_place()):
+                is_used = opened is None or (opened.is_in_place() and not opened.lacks(info.since))
+                if info.online and (each not in failed or is_used):
                     continue
                 try:
                     if is_directory(info.path):
@@ -732,12 +734,12 @@ def _bring_online(
     while True:
         try:
             return controller.bring_online(directory, failed)
-        except StorageError as error:
+        except DATABASE_ERRORS as error:
             broken = controller.directory_of(error)
             if failed or broken is None or broken.path == directory.path:
                 raise
-            if not controller.offline_if_broken(error):
-                raise
+            # It is of one of its databases, without which nothing can be written.
+            controller.take_offline({broken.id: error})
 
 
 def _prepare(root: ReplicatedRoot, directory: LogDirectory) -> None:

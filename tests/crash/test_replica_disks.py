@@ -11,9 +11,9 @@ import pytest
 from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
-from support.loop_disks import FAULTS, loop_disks
+from support.loop_disks import loop_disks
 from support.mutants import Behaviour, Change
-from support.replica_disks import DiskRun, as_text, check_replica_disks
+from support.replica_disks import DiskRun, as_text, check_replica_disks, nightly_case
 from support.replicas import notice
 from support.tiers import choose
 
@@ -47,20 +47,15 @@ def test_disks_power_and_programs_fail_and_no_acknowledged_record_is_lost(
 
     What was flushed survives the power cuts; of the rest, the end of a partition may be lost.
     Without two of three disks writes are refused until one of them is back, with what it had or
-    empty.  Every third run has two copies of each partition; then one disk fails at a time.
+    empty.  Half of the runs have two copies of each partition; then one disk fails at a time.  No
+    call takes longer than `LONGEST_SECONDS`; the output has the longest of each program.
     """
-    faults, copies = choose(test=1, all=10), 2 if seed % 3 == 2 else 3
-    case = DiskRun(
-        faults=faults,
-        copies=copies,
-        both=0.0 if copies == 2 else choose(test=0.0, all=0.3),
-        power_cuts=choose(test=1.0, all=0.4),
-        kill_pause=0.2 + seed % 4 * 0.2,
-        seed=seed,
-    )
+    faults = choose(test=1, all=10)
+    case = nightly_case(seed, faults)
+    case = choose(test=case._replace(both=0.0, power_cuts=1.0), all=case)
     done = check_replica_disks(case, scratch)
     tell(f"seed {seed}: {as_text(done)}")
-    assert sum(done[fault] for fault in FAULTS) >= faults
+    assert sum(done[kind] for kind in case.kinds) >= faults
     assert done["kills"] + done["stops"] > 0
     assert done["power cuts"] > 0 or case.power_cuts < 1
     assert done["acknowledged"] > 10 * faults

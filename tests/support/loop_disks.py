@@ -30,13 +30,13 @@ _MOUNT_OPTIONS = ("defaults", "nodelalloc", "data=writeback")
 
 FAULTS = (
     *("fails", "dies", "read-only", "unmounted", "full", "renamed", "deleted", "replaced"),
-    *("restored", "copied"),
+    *("restored", "copied", "swapped"),
 )
 """What a disk may do: `fails` to read and write, as far as the cache does not hide it; `dies`
 at once, for every operation; the kernel makes it `read-only`; and what people do to it.  A disk
 that was `replaced` is empty, and one that was `restored` has what it had some time before; in the
-place of one there is for a while one that was `copied` from another.  One of the other kinds
-comes back with what it had."""
+place of one there is for a while one that was `copied` from another, and two of them may be
+`swapped`.  One of the other kinds comes back with what it had."""
 
 
 class LoopDisk:
@@ -61,7 +61,7 @@ class LoopDisk:
     # Faults
 
     def break_by(self, fault: str, other: LoopDisk) -> None:
-        """Let the disk fail; ``other`` is the one that is copied."""
+        """Let the disk fail; ``other`` is the one that is copied, or swapped with it."""
         match fault:
             case "fails":
                 self._limit(4096)
@@ -77,18 +77,23 @@ class LoopDisk:
             case "renamed":
                 self.log.rename(self.path / "elsewhere")
             case "restored":
-                self._saved = self._copy(self._image)
+                self._saved = self._snapshot()
             case "copied":
+                copied = other._snapshot()
                 self._saved = self._copy(self._image)
-                self._exchange(self._copy(other._image))
+                self._exchange(copied)
+            case "swapped":
+                self._swap(other)
             case "deleted":
                 # Of one of two threads that delete and create, one may come late.
                 while self.log.exists():
                     shutil.rmtree(self.log, ignore_errors=True)
 
-    def repair_after(self, fault: str) -> None:
+    def repair_after(self, fault: str, other: LoopDisk) -> None:
         """Make the disk usable again, with what it had, or empty if that was lost."""
         match fault:
+            case "swapped":
+                self._swap(other)
             case "fails":
                 self._limit(0)
                 if not self._works():
@@ -107,6 +112,27 @@ class LoopDisk:
                 (self.path / "elsewhere").rename(self.log)
             case "deleted":
                 self.log.mkdir()
+
+    def _swap(self, other: LoopDisk) -> None:
+        """Mount each of two disks at the other's path."""
+        for disk in (self, other):
+            _run("umount", "--lazy", disk.path)
+        mine = self._device, self._image, self._held
+        self._device, self._image, self._held = other._device, other._image, other._held
+        other._device, other._image, other._held = mine
+        for disk in (self, other):
+            _run("mount", disk._device, disk.path)
+
+    def _snapshot(self) -> Path:
+        """Copy the image as of one instant, as a backup does; of a broken disk, as it is."""
+        frozen = not subprocess.run(
+            ["fsfreeze", "--freeze", self.path], capture_output=True, check=False
+        ).returncode
+        try:
+            return self._copy(self._image)
+        finally:
+            if frozen:
+                _run("fsfreeze", "--unfreeze", self.path)
 
     # Power cuts
 

@@ -13,6 +13,7 @@ the end of a partition only; and the in-sync copies are equal.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import mmap
@@ -46,12 +47,12 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.files import Files
 from embedlog.maintenance import Maintenance, owner
 from embedlog.maintenance.jobs import jobs_of
 from embedlog.record import TopicPartition
 from embedlog.replication import jobs as replication_jobs
 from support import forks
+from support.failing_disks import FailingDisks
 from support.forks import tell
 from support.housekeeping import check_threads
 from support.loop_disks import FAULTS, LoopDisk, loop_disks
@@ -73,8 +74,10 @@ TOPICS: dict[str, tuple[int, dict[str, object]]] = {
 is flushed before it is acknowledged."""
 _POWER_CUT_KINDS = ("fails", "dies", "read-only", "unmounted", "replaced", "restored")
 """The faults during which the power may fail, too: the others are of people, who are at work."""
-_LONGEST_SECONDS = 15.0
-"""What a call may take; `patient` makes 45 s of it on an idle machine."""
+LONGEST_SECONDS = 45.0
+"""What a call may take, besides the time for which its thread wanted a processor and had none."""
+ONCE = "fails once"
+"""A disk that refuses one change of a file, with EIO, and works again."""
 _SMALL = {
     "segment.bytes": 60_000,
     "index.interval.bytes": 4096,
@@ -89,6 +92,8 @@ _ENTRY = struct.Struct("<cBBBIQQQ")
 _VALUE = struct.Struct("<IQ")
 _STATUS = struct.Struct("<QQ")
 _BOOT = struct.Struct("<Q")
+_LONGEST = struct.Struct("<QQ")
+"""The longest call of a program: without and with the time without a processor, in ns."""
 
 Counts = Counter[str]
 
@@ -98,7 +103,9 @@ class DiskRun(NamedTuple):
 
     faults: int = 8
     """Disks that fail, one after another, or two of them at once."""
-    kinds: tuple[str, ...] = FAULTS
+    kinds: tuple[str, ...] = (*FAULTS, ONCE)
+    directories: int = 3
+    """Of the log; with 2 of them, no two are swapped, and with 4, two of them break unnoticed."""
     copies: int = 3
     """Of each partition; with 2 of them, two disks must not fail at once."""
     kill_pause: float = 0.4
@@ -110,6 +117,19 @@ class DiskRun(NamedTuple):
     power_cuts: float = 0.4
     """How often the power fails before a disk, and before its repair."""
     seed: int = 1
+
+
+def nightly_case(seed: int, faults: int = 10) -> DiskRun:
+    """Return a run that differs with the seed: two to four directories, two or three copies."""
+    directories, copies = ((3, 3), (2, 2), (3, 2), (4, 3))[seed % 4]
+    return DiskRun(
+        faults,
+        directories=directories,
+        copies=copies,
+        both=0.3 if copies > 2 else 0.0,
+        kill_pause=0.2 + seed // 4 % 4 * 0.2,
+        seed=seed,
+    )
 
 
 class Entry(NamedTuple):
@@ -132,9 +152,10 @@ class Entry(NamedTuple):
 class Journal:
     """What one process has done, kept when it is killed."""
 
-    def __init__(self, directory: Path, life: int) -> None:
-        self._fd = os.open(directory / f"journal-{life}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._life = life
+    def __init__(self, setting: Setting, life: int) -> None:
+        path = setting.directory / f"journal-{life}"
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._life, self.timed = life, partial(setting.timed, life // _LIVES)
 
     def note(
         self,
@@ -170,7 +191,8 @@ class Setting(NamedTuple):
     copies: int
     status: mmap.mmap
     """From the observer: how often it looked, and when all copies were last in sync; after that
-    the number of the boot."""
+    the number of the boot, the longest call of each program, and a byte for each directory that
+    is to refuse a change."""
 
     @property
     def stopped(self) -> bool:
@@ -185,17 +207,76 @@ class Setting(NamedTuple):
         """Let the processes that are started from now on be after a reboot."""
         _BOOT.pack_into(self.status, _STATUS.size, self.boot + 1)
 
+    def refuse_once(self, path: str, *, refuses: bool = True) -> None:
+        """Let the next change of a file in a directory fail, in whatever process."""
+        self.status[self._refusal_at(path)] = refuses
+
+    def takes_refusal(self, path: str) -> bool:
+        """Whether a change of a file must fail; the next one need not."""
+        if path not in self.paths or not self.status[at := self._refusal_at(path)]:
+            return False
+        self.status[at] = False
+        return True
+
+    def _refusal_at(self, path: str) -> int:
+        return _REFUSALS_AT + self.paths.index(path)
+
+    def timed(self, program: int, work: Callable[[], Any]) -> Any:
+        """Do something, and fail if it takes too long, also to fail; note the longest call."""
+        begun, starved = time.monotonic_ns(), _starved_ns()
+        try:
+            return work()
+        finally:
+            whole = time.monotonic_ns() - begun
+            taken, at = whole - (_starved_ns() - starved), _LONGEST_AT + program * _LONGEST.size
+            if taken > _LONGEST.unpack_from(self.status, at)[0]:
+                _LONGEST.pack_into(self.status, at, taken, whole)
+            assert taken < LONGEST_SECONDS * 1e9, (
+                f"it took {taken / 1e9:.1f} of {whole / 1e9:.1f} s"
+            )
+
+    def longest(self) -> Counts:
+        """Return the longest call of each program in ms, without the time without a processor."""
+        found = Counts()
+        for number, work in enumerate(PROCESSES):
+            taken, _ = _LONGEST.unpack_from(self.status, _LONGEST_AT + number * _LONGEST.size)
+            name = f"longest ms of {work.__name__}"
+            found[name] = max(found[name], taken // 1_000_000)
+        return found
+
     def open(self) -> Any:
         """Open the log; wait if too few disks work for that."""
-        Files.boot_id = lambda _: f"boot {self.boot}"  # type: ignore[method-assign]
+        disks = _Disks(self)
         while True:
             try:
-                log = embedlog.open(self.paths, durability="fsync", maintenance=False)
+                log = embedlog.open(self.paths, durability="fsync", maintenance=False, files=disks)
                 log.topics()
                 return log
             except REFUSALS:
                 gc.collect()  # which is switched off in children
                 time.sleep(0.02)
+
+
+_LONGEST_AT = _STATUS.size + _BOOT.size
+
+
+class _Disks(FailingDisks):
+    """Refuses a change of a file in a directory that the attack has named."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self._setting, self.boot = setting, f"boot {setting.boot}"
+
+    def begin(self, root: str, operation: str, changes: bool, path: str = "") -> None:
+        """As `FailingDisks.begin`."""
+        if changes and self._setting.takes_refusal(root):
+            raise OSError(errno.EIO, "once")
+
+
+def _starved_ns() -> int:
+    """Return for how long this thread wanted a processor and had none."""
+    with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+        return int(file.read().split()[1])
 
 
 # The processes
@@ -205,20 +286,10 @@ def _until_done(journal: Journal, topic: str, partition: int, work: Callable[[],
     """Repeat what is refused."""
     while True:
         try:
-            return _timed(work)
+            return journal.timed(work)
         except REFUSALS:
             journal.note(b"r", topic, partition)
             time.sleep(0.02)
-
-
-def _timed(work: Callable[[], Any]) -> Any:
-    """Do something, and fail if it takes too long, also to fail."""
-    begun = time.monotonic()
-    try:
-        return work()
-    finally:
-        seconds = time.monotonic() - begun
-        assert seconds < patient(_LONGEST_SECONDS), f"it took {seconds:.1f} s"
 
 
 def _values(life: int, first: int, count: int, dice: random.Random) -> list[bytes]:
@@ -237,7 +308,7 @@ def _encode(
 
 def write_all(setting: Setting, life: int, topics: tuple[str, ...] = ("all", "short")) -> None:
     """Append with ``acks=all``; what the process before left unacknowledged, again."""
-    journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
+    journal, log, dice = Journal(setting, life), setting.open(), random.Random(life)
 
     def send(topic: str, partition: int, count: int, of: int, first: int, sequence: int) -> None:
         journal.note(b"s", topic, partition, count, first, sequence, of)
@@ -278,7 +349,7 @@ def produce_one(setting: Setting, life: int) -> None:
 
 
 def _produce(setting: Setting, life: int, acks: Any, topic: str) -> None:
-    journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
+    journal, log, dice = Journal(setting, life), setting.open(), random.Random(life)
     producer = log.producer(acks=acks, linger_ms=1)
     first, kind = 0, b"a" if acks == "all" else b"o"
     while not setting.stopped:
@@ -289,7 +360,7 @@ def _produce(setting: Setting, life: int, acks: Any, topic: str) -> None:
             for value in _values(life, first, count, dice)
         ]
         for row, future in enumerate(futures):
-            metadata = future.result(patient(60))
+            metadata = journal.timed(partial(future.result, patient(60)))
             journal.note(kind, topic, partition, 1, first + row, metadata.offset)
         first += count
         time.sleep(0.004)
@@ -299,7 +370,7 @@ def _produce(setting: Setting, life: int, acks: Any, topic: str) -> None:
 
 def write_one(setting: Setting, life: int) -> None:
     """Append with ``acks=1`` and sequence numbers; some of it is flushed, at once or later."""
-    journal, log, dice = Journal(setting.directory, life), setting.open(), random.Random(life)
+    journal, log, dice = Journal(setting, life), setting.open(), random.Random(life)
     sequences, first = Counter[int](), 0
     while not setting.stopped:
         partition, count = dice.randrange(TOPICS["one"][0]), dice.randint(1, 5)
@@ -322,7 +393,7 @@ def write_one(setting: Setting, life: int) -> None:
 
 def write_keys(setting: Setting, life: int) -> None:
     """Write the same keys again and again; only the last record of each must stay."""
-    journal, log, number = Journal(setting.directory, life), setting.open(), 0
+    journal, log, number = Journal(setting, life), setting.open(), 0
     part = log.partition("keys", 0)
     while not setting.stopped:
         keys: list[bytes | None] = [b"%d" % (number % _KEYS)]
@@ -337,7 +408,7 @@ def write_keys(setting: Setting, life: int) -> None:
 
 def publish_both(setting: Setting, life: int) -> None:
     """Publish records in both partitions at once, in versions that the processes share."""
-    journal, log = Journal(setting.directory, life), setting.open()
+    journal, log = Journal(setting, life), setting.open()
     before = [each for each in journal_of(setting.directory, life - 1) if each.kind in b"sa"][-1:]
     version = life % _LIVES * 1_000_000
     for entry in before:
@@ -371,7 +442,7 @@ def publish_both(setting: Setting, life: int) -> None:
 
 def consume(setting: Setting, life: int) -> None:
     """Read as a member of a group, and commit."""
-    journal, log = Journal(setting.directory, life), setting.open()
+    journal, log = Journal(setting, life), setting.open()
     consumer = log.consumer(
         "all",
         group_id="g",
@@ -383,7 +454,7 @@ def consume(setting: Setting, life: int) -> None:
     )
     while not setting.stopped:
         try:
-            polled = _timed(lambda: consumer.poll(100, max_records=500))
+            polled = journal.timed(lambda: consumer.poll(100, max_records=500))
             for partition, records in polled.items():
                 for record in records:
                     of, first = _VALUE.unpack_from(record.value)
@@ -392,7 +463,7 @@ def consume(setting: Setting, life: int) -> None:
             if not polled:
                 continue
             positions = {each: records[-1].offset + 1 for each, records in polled.items()}
-            _timed(lambda: consumer.commit(positions))  # noqa: B023
+            journal.timed(lambda: consumer.commit(positions))  # noqa: B023
         except (*REFUSALS, CommitFailedError, FencedError, UnknownMemberIdError):
             journal.note(b"r", "all", 0)
             time.sleep(0.02)
@@ -443,7 +514,7 @@ def administer(setting: Setting, life: int) -> None:
 
     def create_and_delete() -> None:
         name = f"short-lived-{life}-{dice.randrange(1 << 30)}"
-        log.create_topic(name, replication_factor=dice.randint(1, 3))
+        log.create_topic(name, replication_factor=dice.randint(1, setting.copies))
         log.producer(acks=1).send(name, b"x")
         log.create_partitions(name, 2)
         delete()
@@ -462,7 +533,7 @@ def administer(setting: Setting, life: int) -> None:
     )
     while not setting.stopped:
         try:
-            _timed(dice.choice(calls))
+            setting.timed(life // _LIVES, dice.choice(calls))
         except EXCUSES:
             pass
         except UnknownTopicOrPartitionError as error:
@@ -530,6 +601,7 @@ PROCESSES: tuple[Callable[[Setting, int], None], ...] = (
     *(write_all, write_one, produce_all, produce_one, write_keys, publish_both),
     *(consume, consume, keep_house, keep_house, administer),
 )
+_REFUSALS_AT = _LONGEST_AT + len(PROCESSES) * _LONGEST.size
 UNHARMED = 2
 """The first ones are not killed or stopped."""
 WRITERS = (write_steadily, write_all, produce_all)
@@ -600,12 +672,11 @@ def check_replica_disks(case: DiskRun, directory: Path) -> Counts:
     Raises:
         OSError: Disks cannot be mounted here.
     """
-    with loop_disks(directory, 4) as disks:
+    with loop_disks(directory, case.directories + 1) as disks:
         *paths, spare = [os.fspath(disk.log) for disk in disks]
         forks.call(lambda: _create(paths, case.copies))
-        setting = Setting(
-            directory, paths, spare, case.copies, mmap.mmap(-1, _STATUS.size + _BOOT.size)
-        )
+        status = mmap.mmap(-1, _REFUSALS_AT + case.directories)
+        setting = Setting(directory, paths, spare, case.copies, status)
         processes: list[_Process] = []
         try:
             for number in range(len(PROCESSES)):
@@ -617,7 +688,8 @@ def check_replica_disks(case: DiskRun, directory: Path) -> Counts:
         finally:
             for process in processes:
                 process.remove()
-        return done + forks.call(lambda: _compare_at_end(setting), patience=600)
+        done += forks.call(lambda: _compare_at_end(setting), patience=600)
+        return done + setting.longest()
 
 
 def _create(paths: list[str], copies: int) -> None:
@@ -651,18 +723,34 @@ class _Faults:
         return self._done
 
     def _break_one(self) -> None:
-        kind, disk = self._dice.choice(self._case.kinds), self._dice.choice(self._breakable)
+        kinds = [
+            each for each in self._case.kinds if each != "swapped" or self._case.directories > 2
+        ]
+        kind, disk = self._dice.choice(kinds), self._dice.choice(self._breakable)
+        cuts = self._done["power cuts"]
         with self._perhaps_without_power(kind):
             self._break(kind, disk)
         self._pass(self._dice.uniform(0.2, 1.5))
+        self._recover(kind, disk, cuts)
+        cuts = self._done["power cuts"]
         with self._perhaps_without_power(kind) if kind in _POWER_CUT_KINDS else nullcontext():
             if is_repaired := self._dice.random() < 0.5:
                 self._repair(kind, disk)
         if not is_repaired:
             self._pass(self._dice.uniform(0.0, 0.5))
+            self._recover(kind, disk, cuts)
             self._repair(kind, disk)
         self._wait(self._in_sync_since(time.monotonic_ns()), f"{disk.path.name} {kind}")
         self._pass(self._dice.uniform(0.0, 0.5))
+
+    def _recover(self, kind: str, disk: LoopDisk, cuts: int) -> None:
+        """Let all copies recover from a power cut before an old one takes the place of one.
+
+        What another one had not flushed may be on this disk only, and it alone in sync.
+        """
+        if kind == "restored" and self._done["power cuts"] > cuts:
+            since = self._in_sync_since(time.monotonic_ns())
+            self._wait(since, f"a power cut, before {disk.path.name} is {kind}")
 
     @contextmanager
     def _perhaps_without_power(self, kind: str) -> Iterator[None]:
@@ -712,13 +800,15 @@ class _Faults:
         _note("power cut")
 
     def _break_two(self) -> None:
-        """Break two of three: then nothing can be written, until one of them is back."""
+        """Break two: of three, nothing can be written then, until one of them is back."""
         first, second = self._dice.sample(self._breakable, 2)
-        kinds = self._dice.choice(self._case.kinds), self._dice.choice(self._case.kinds)
+        able = [each for each in self._case.kinds if each not in ("swapped", ONCE)]
+        kinds = self._dice.choice(able), self._dice.choice(able)
         self._break(kinds[0], first)
         self._pass(0.3)
         self._break(kinds[1], second)
-        if kinds[0] != "restored" and kinds[1] in ("dies", "read-only", "full", "deleted"):
+        is_stopped = kinds[0] != "restored" and self._case.directories == 3
+        if is_stopped and kinds[1] in ("dies", "read-only", "full", "deleted"):
             # What was only unmounted or renamed takes what is written to open files, and a disk
             # from which an old copy is made works until that takes its place.
             self._wait(self._refused_since(time.monotonic_ns()), f"refusals, {kinds}")
@@ -733,13 +823,21 @@ class _Faults:
         self._wait(self._in_sync_since(time.monotonic_ns()), f"both are back of {names}")
 
     def _break(self, kind: str, disk: LoopDisk) -> None:
-        other = self._breakable[self._breakable.index(disk) - 1]
-        disk.break_by(kind, other)
+        if kind == ONCE:
+            self._setting.refuse_once(os.fspath(disk.log))
+        else:
+            disk.break_by(kind, self._other(disk))
         self._done[kind] += 1
         _note(f"{disk.path.name} {kind}")
 
+    def _other(self, disk: LoopDisk) -> LoopDisk:
+        return self._breakable[self._breakable.index(disk) - 1]
+
     def _repair(self, kind: str, disk: LoopDisk) -> None:
-        disk.repair_after(kind)
+        if kind == ONCE:
+            self._setting.refuse_once(os.fspath(disk.log), refuses=False)
+        else:
+            disk.repair_after(kind, self._other(disk))
         _note(f"{disk.path.name} is repaired after {kind}")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
