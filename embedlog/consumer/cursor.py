@@ -86,7 +86,7 @@ class PartitionCursor:
         log = root.partition(*partition)
         self.topic_id, self.tail_key = log.topic_id, log.tail_key
         self._assigned_log = log
-        """The log that listeners were told of."""
+        """The log that was reported to listeners."""
         self.paused = False
         self._position: int | None = None
         self._last_set: int | None = None

@@ -247,7 +247,7 @@ class GroupClient:
         if self._left:
             raise ClosedError("The consumer was closed")
         config, group = self._config, self._group()
-        # Partitions of members that have just died are free at once.
+        # Partitions of members that have just died are free immediately.
         group.remove_dead_members()
         member = self._member = members.join(
             group,

@@ -196,7 +196,7 @@ class ReplicatedStore:
         return result
 
     def make_even(self) -> None:
-        """Have all directories the same writes, as each epoch must begin.
+        """Give all directories the same writes, with which each epoch must begin.
 
         A write may have failed in the directory that is read since then, and be in another one.
 
