@@ -654,7 +654,7 @@ class Log:
         return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
-        from embedlog.api.metrics import log_samples
+        from embedlog.api.log_metrics import log_samples
 
         yield from log_samples(self.root)
         with self._clients_lock:

@@ -13,6 +13,7 @@ from typing import Any
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import INTERNAL
 from embedlog.config import TopicConfig
+from embedlog.consumer.counts import FetchCounts, Progress
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
     ColumnQuery,
@@ -23,7 +24,6 @@ from embedlog.consumer.deserialize import (
     batch_offsets,
     locate_error,
 )
-from embedlog.consumer.metrics import FetchCounts, Progress
 from embedlog.errors import (
     CorruptBatchError,
     EmbedlogError,
