@@ -171,7 +171,7 @@ KEPT = {
     ("producer", "max_in_flight_requests_per_connection"): (
         "Appends are made one at a time. More than 5 exclude idempotence, as in Kafka."
     ),
-    ("producer", "metadata_max_age_ms"): "A change of a topic is seen at once.",
+    ("producer", "metadata_max_age_ms"): "A change of a topic is seen immediately.",
     ("consumer", "isolation_level"): "No reader sees records that were not published.",
 }
 """Settings that are limits or promises which embedlog keeps at any value, and why."""
@@ -511,15 +511,15 @@ API = {
     "groups": (
         "Groups",
         [
-            *("embedlog.api.consumer_group.Groups", "embedlog.ConsumerGroup"),
+            *("embedlog.Groups", "embedlog.ConsumerGroup"),
             *("embedlog.run_group", "embedlog.GroupRun"),
         ],
     ),
-    "replicas": ("Directories and copies", ["embedlog.api.replicas.Replicas"]),
-    "housekeeping": ("Housekeeping", ["embedlog.api.housekeeping.Housekeeping"]),
+    "replicas": ("Directories and copies", ["embedlog.Replicas"]),
+    "housekeeping": ("Housekeeping", ["embedlog.Housekeeping"]),
     "mirrors": (
         "Mirrors",
-        ["embedlog.api.failover.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],
+        ["embedlog.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],
     ),
     "records": (
         "Records",

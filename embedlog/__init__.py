@@ -29,7 +29,10 @@ if not sys.platform.startswith("linux"):
 if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.api import Log, Topic, open  # noqa: A004 - like `shelve.open`
-    from embedlog.api.consumer_group import ConsumerGroup
+    from embedlog.api.consumer_group import ConsumerGroup, Groups
+    from embedlog.api.failover import Mirrors
+    from embedlog.api.housekeeping import Housekeeping
+    from embedlog.api.replicas import Replicas
     from embedlog.api.run_group import GroupRun, run_group
     from embedlog.api.run_mirror import MirrorRun, mirror
     from embedlog.config import TopicConfig
@@ -53,7 +56,10 @@ _NAMES = {
     "api": "open Log Topic",
     "api.run_group": "run_group GroupRun",
     "api.run_mirror": "mirror MirrorRun",
-    "api.consumer_group": "ConsumerGroup",
+    "api.consumer_group": "ConsumerGroup Groups",
+    "api.failover": "Mirrors",
+    "api.housekeeping": "Housekeeping",
+    "api.replicas": "Replicas",
     "producer": "Producer",
     "consumer": "Consumer ConsumerRebalanceListener",
     "config": "TopicConfig",
@@ -70,14 +76,18 @@ __all__ = [
     "ConsumerGroup",
     "ConsumerRebalanceListener",
     "GroupRun",
+    "Groups",
+    "Housekeeping",
     "Log",
     "MirrorRun",
+    "Mirrors",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
     "Record",
     "RecordMetadata",
     "RegisteredSchema",
+    "Replicas",
     "SchemaRegistry",
     "Topic",
     "TopicConfig",

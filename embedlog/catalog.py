@@ -258,7 +258,7 @@ class Catalog:
             if topic is None:
                 similar = difflib.get_close_matches(name, self.topics(), n=1)
                 todo: str = Hint(
-                    f"Create it with create_topic({name!r}).",
+                    f"Create it with log.create_topic({name!r}).",
                     f"Create it with `embedlog topics create {name}`.",
                 )
                 if similar:
@@ -319,7 +319,7 @@ class Catalog:
                     "The values of the topic are bytes, so it has no schema",
                     topic=name,
                     todo=Hint(
-                        "Create a typed topic with create_topic(…, schema=…), and copy it.",
+                        "Create a typed topic with log.create_topic(…, schema=…), and copy it.",
                         "Create a typed topic with `embedlog topics create TOPIC --schema-from "
                         "FILE`, and copy it.",
                     ),
@@ -514,7 +514,7 @@ def refuse_differences(
         check_partition_count(partitions)
         if partitions != info.partitions:
             differences["partitions"] = info.partitions, partitions
-            call = f"create_partitions({info.name!r}, {partitions})"
+            call = f"log.create_partitions({info.name!r}, {partitions})"
             calls.append(Hint(call, f"embedlog topics alter {info.name} -p {partitions}"))
     before, after = info.config.to_dict(), info.config.changed(settings).to_dict()
     changes: dict[str, object] = {}
@@ -569,7 +569,7 @@ def refuse_other_schema(
     raise TopicAlreadyExistsError(
         f"The topic exists with another schema: {columns}",
         todo=Hint(
-            f"To change it, call alter_topic({info.name!r}, schema=…).",
+            f"To change it, call log.alter_topic({info.name!r}, schema=…).",
             "To change it, use alter_topic in Python.",
         )
         if schema is not None

@@ -591,7 +591,7 @@ class MirroredTopicError(EmbedlogError):
 
 
 class MirrorConflictError(EmbedlogError):
-    """A mirror cannot write to a topic: it is no copy of the topic of the source.
+    """A mirror cannot write to a topic: it is not a copy of the topic of the source.
 
     It is another topic, or it was a copy until a failover, or another process writes to it.
     Nothing was written.  A retry does not help: do what the error says.

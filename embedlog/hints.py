@@ -62,7 +62,9 @@ def settings_options(changes: Mapping[str, object]) -> list[str]:
 def alter_topic(topic: str, changes: Mapping[str, object]) -> Hint:
     """Return the call that changes settings of a topic, and the command."""
     options = " ".join(settings_options(changes))
-    return Hint(f"alter_topic({topic!r}, {changes!r})", f"embedlog topics alter {topic} {options}")
+    return Hint(
+        f"log.alter_topic({topic!r}, {changes!r})", f"embedlog topics alter {topic} {options}"
+    )
 
 
 VERIFY = Hint("Call log.housekeeping.verify().", "Run `embedlog verify`.")

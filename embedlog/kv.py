@@ -69,7 +69,7 @@ SMALL_PAGES = 1024
 """Up to here a copy includes free pages: to leave them out takes LMDB a thread and 2 MiB, which
 costs 0.5 to 2 ms."""
 LITTLE_SPACE = 16 << 20
-"""LMDB reports EIO for a write that a full disk cut short; with less free space it is ENOSPC."""
+"""LMDB reports EIO for a write that a full disk ended early; with less free space it is ENOSPC."""
 FULL = errno.ENOSPC, errno.EDQUOT
 DAMAGED = (
     lmdb.BadChecksumError,
@@ -239,7 +239,7 @@ def _reserve_lock_file(files: Files, path: str) -> None:
         StorageError: It cannot be created, or written.
     """
     with files.opened(path, write=True, create=True) as lock:
-        # Two processes may do this at once, with the same result.
+        # Two processes may do this at the same time, with the same result.
         if files.allocated_bytes(lock) < LOCK_BYTES:
             try:
                 files.allocate(lock, LOCK_BYTES)
@@ -620,7 +620,7 @@ class LmdbStore:
     def _meta_pages(self, shared: _Environment, data: int) -> memoryview | None:
         """Map the meta pages: two loads return what `info` does, in a tenth of the time.
 
-        A commit writes them through the page cache, so every process sees it at once.
+        A commit writes them through the page cache, so every process sees it immediately.
         None if they are not as expected; then `info` is used.
         """
         try:

@@ -1,4 +1,4 @@
-"""What producers, groups, publications, pipelines and mirrors tell the listeners of a log.
+"""What producers, groups, publications, pipelines and mirrors report to the listeners of a log.
 
 One event per batch or commit, never per record.  A listener subscribes to topics by their
 settings; where none has subscribed, a client has an empty tuple of listeners, and that is all that
@@ -51,7 +51,7 @@ class Client:
         return self._listeners[create]
 
     def close(self) -> None:
-        """Tell the listeners that no more events follow."""
+        """Notify the listeners that no more events follow."""
         listeners, self._listeners = self.listeners, {}
         for listener in listeners:
             listener.closed()
@@ -153,7 +153,7 @@ class Listeners:
         return tuple([client.listener(create) for wants, create in self._all if wants(config)])
 
     def published(self, client: Client, published: Iterable[PublishedBatches]) -> None:
-        """Tell of a publication that is visible."""
+        """Report a publication that is visible."""
         for state, batches in published:
             for listener in self.of(state.config, client):
                 for receipt, batch in batches:

@@ -420,14 +420,11 @@ def _prometheus_lines(samples: Iterable[Sample], common_labels: Mapping[str, str
                     yield f"# HELP {name} {_escape(metric.text)}"
                     yield f"# TYPE {name} {metric.kind}"
                 labels = {**common_labels, **sample.labels}.items()
-                pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels)
+                texts = ((label, _escape(text).replace('"', r"\"")) for label, text in labels)
+                pairs = ",".join(f'{label}="{text}"' for label, text in texts)
                 braces = f"{{{pairs}}}" if pairs else ""
                 yield f"{name}{braces} {sample.value}"
 
 
 def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _quoted(text: str) -> str:
-    return _escape(text).replace('"', r"\"")

@@ -1,6 +1,6 @@
 """A segment file: an Arrow IPC stream of batches, appended to, sealed, then only read.
 
-The active segment is read by `pread` and never mapped: it may be cut after a failed
+The active segment is read by `pread` and never mapped: it may be truncated after a failed
 flush, and to touch a map beyond the end of its file is a SIGBUS.  A sealed segment is
 mapped, so a batch becomes Arrow arrays without a copy, and stays readable after the file
 is unlinked.
@@ -396,7 +396,7 @@ def path_of(directory: str, partition: int, file_name: str) -> str:
 
 
 def create(files: Files, path: str, schema: pa.Schema, reread: Reread | None = None) -> SegmentFile:
-    """Create an empty segment, with a schema only; an existing file is cut."""
+    """Create an empty segment, with a schema only; an existing file is truncated."""
     with files.opened(path, write=True, create=True) as fd:
         if files.size(fd):
             files.truncate(fd, 0)

@@ -21,7 +21,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 def parse_duration(text: str) -> timedelta | None:
     """Parse a duration in ISO 8601 or in short form, without months and years.
 
-    Returns None if the text is no duration.
+    Returns None if the text is not a duration.
 
     Raises:
         OverflowError: The duration is too long.

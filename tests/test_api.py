@@ -384,6 +384,28 @@ def test_a_log_shows_what_it_is(log):
     assert "6 topics: a, b, c, d, e, …;" in repr(log)
 
 
+def test_each_noun_shows_what_it_is(path):
+    """As a table, in a terminal and in a notebook; housekeeping says whether it works."""
+    with embedlog.open(path, maintenance=False) as log:
+        log.schema_registry.register("t-value", '"string"')
+        with embedlog.mirror(path, path.parent / "copy", name="backup") as run:
+            run.wait()
+        with embedlog.open(path.parent / "copy", mode="r") as copy:
+            assert repr(copy.mirrors).splitlines()[1].split()[:2] == ["backup", "finished"]
+            assert "<td>backup</td>" in copy.mirrors._repr_html_()
+        assert repr(log.schema_registry).splitlines() == [
+            *("subject  version  id  compatibility", "t-value  1        1   BACKWARD")
+        ]
+        assert "<td>t-value</td>" in log.schema_registry._repr_html_()
+        assert repr(log.mirrors) == "No mirrors"
+        assert "not the owner; retention, " in repr(log.housekeeping.background)
+        assert "another process, or none" in repr(log.housekeeping)
+        housekeeping = log.housekeeping
+        with pytest.raises(AttributeError, match="retention_byte"):
+            housekeeping.retention_byte = 1 << 30
+    assert repr(housekeeping) == f"<Housekeeping of {path}: closed>"
+
+
 def test_a_producer_and_a_consumer_pickle_as_path_and_options(path):
     """Handles pickle as path and options, as a worker of another process needs them."""
     with embedlog.open(path) as log, log.producer(linger_ms=3) as producer:
@@ -588,31 +610,31 @@ def test_a_topic_that_exists_may_be_created_with_what_it_has(log, partitions, co
 @pytest.mark.parametrize(
     ("partitions", "config", "differences", "todo"),
     [
-        (7, None, {"partitions": (2, 7)}, "call create_partitions('t', 7)"),
+        (7, None, {"partitions": (2, 7)}, "call log.create_partitions('t', 7)"),
         (1, None, {"partitions": (2, 1)}, "A topic cannot lose partitions"),
         (
             None,
             {"retention_ms": "9"},
             {"retention.ms": (5, 9)},
-            "call alter_topic('t', {'retention.ms': 9})",
+            "call log.alter_topic('t', {'retention.ms': 9})",
         ),
         (
             2,
             {"retention.ms": None, "segment.bytes": 1 << 30},
             {"retention.ms": (5, 604_800_000)},
-            "call alter_topic('t', {'retention.ms': None})",
+            "call log.alter_topic('t', {'retention.ms': None})",
         ),
         (
             3,
             {"cleanup.policy": "compact", "retention.ms": 5},
             {"partitions": (2, 3), "cleanup.policy": ("delete", "compact")},
-            "call create_partitions('t', 3) and alter_topic('t', {'cleanup.policy': 'compact'})",
+            "log.create_partitions('t', 3) and log.alter_topic('t', {'cleanup.policy': 'compact'})",
         ),
         (
             1,
             {"retention.ms": 6},
             {"partitions": (2, 1), "retention.ms": (5, 6)},
-            "to apply the rest, call alter_topic('t', {'retention.ms': 6})",
+            "to apply the rest, call log.alter_topic('t', {'retention.ms': 6})",
         ),
     ],
 )
@@ -971,5 +993,5 @@ def test_a_name_that_a_log_does_not_have_says_what_to_call(log):
             getattr(log, name)
         assert hint in str(error.value)
         found = log
-        for part in hint.split()[1].split("(")[0].split("[")[0].rstrip(",").split("."):
+        for part in hint.split()[1].split("(")[0].split("[")[0].rstrip(",").split(".")[1:]:
             found = getattr(found, part)

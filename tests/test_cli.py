@@ -702,7 +702,11 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
     dry = "Dry run, t with 0 records would be deleted\nRepeat the command with --yes\n"
     assert run("topics", "delete", "t") == (0, "", dry)
     assert run("topics", "list") == (0, "t\n", "")
-    assert run("topics", "delete", "t", "--yes") == (0, "", "Deleted t\n")
+    run("topics", "create", "flights")
+    assert "Did you mean 'flights'?" in run("topics", "delete", "flihgts")[2]
+    assert run("topics", "delete", "t", "flights", "--yes") == (
+        *(0, "", "Deleted t\nDeleted flights\n"),
+    )
     assert run("topics", "list") == (0, "", "")
 
 

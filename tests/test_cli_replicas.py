@@ -114,7 +114,7 @@ def test_a_plan_is_printed_and_changed_by_execute_only(command_line, disks, tmp_
     code, out, err = command_line("reassign", "flights:0=1", "flights:1=2,1")
     assert code == 0
     assert out.splitlines()[1].split()[:2] == ["flights", "0"]
-    assert "Dry run, nothing was changed" in err
+    assert err.count("ry run") == 1
     assert replicas_of(disks[0]) == before
     execute = ("--execute", "--throttle", "1e9")
     code, _, err = command_line("reassign", "flights:0=1", "flights:1=2,1", *execute)

@@ -162,10 +162,6 @@ def test_every_public_name_is_in_the_reference():
         module = importlib.import_module(f"embedlog.{name}")
         public |= {f"embedlog.{name}.{attribute}" for attribute in module.__all__}
 
-    # What `Log` returns, and no program imports.
-    nouns = ("consumer_group.Groups", "failover.Mirrors", "housekeeping.Housekeeping")
-    public |= {f"embedlog.api.{name}" for name in (*nouns, "replicas.Replicas")}
-
     # Spark's own interface, which programs do not call.
     assert listed == public - {"embedlog.spark.EmbedlogDataSource"}
 

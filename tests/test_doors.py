@@ -204,7 +204,7 @@ def test_a_log_contains_topics_by_name(log):
         (lambda log: log.producer().produce("t", b"v"), r"call send\(topic, value, key=\.\.\.\)"),
         (lambda log: log.producer().poll(0), "leave it out"),
         (lambda log: log.consumer("t").consume(5), r"call poll\(timeout_ms, max_records\)"),
-        (lambda log: log.create_topics([]), r"call create_topic\(name, partitions, config\)"),
+        (lambda log: log.create_topics([]), r"call log.create_topic\(name, partitions, config\)"),
     ],
 )
 def test_an_attribute_of_another_library_is_refused_with_a_hint(log, get, hint):

@@ -53,7 +53,7 @@ def test_an_error_has_a_call_for_programs_and_a_command_for_the_shell():
     error = pickle.loads(pickle.dumps(errors.InvalidConfigError("it broke", todo=todo)))
     again = errors.InvalidConfigError("it broke", todo=error.todo + "Then try again.")
 
-    call = "Call alter_topic('t', {'retention.ms': 5, 'cleanup.policy': None})."
+    call = "Call log.alter_topic('t', {'retention.ms': 5, 'cleanup.policy': None})."
     assert str(error) == f"it broke. It is too short. {call}"
     assert str(again) == f"{error} Then try again."
     command = "Run `embedlog topics alter t -c retention.ms=5 --reset cleanup.policy`."

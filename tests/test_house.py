@@ -424,7 +424,7 @@ SAME_PART = {
     "errors",  # the errors of everybody, and of Spark
     "files",  # of one directory, and of several
     "jobs",  # of the housekeeping, in general and of replication
-    "metrics",  # their names, and what producers, consumers and logs count
+    "counts",  # what producers and consumers count, from which their metrics are made
     "recovery",  # of a partition, and of a copy of it
     "root",  # in one directory, and in several
     "validation",  # what is refused: by a producer, by a topic

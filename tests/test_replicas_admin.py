@@ -644,6 +644,8 @@ def test_a_directory_is_removed_after_its_copies_have_moved(tmp_path):
     with open_log(paths) as log:
         log.create_topic("flights", 3, replication_factor=2)
         fill(log)
+        with pytest.raises(TypeError, match="at least one directory"):
+            log.replicas.remove()
         log.replicas.remove(paths[0])
         assert [each.id for each in log.replicas] == [2, 3]
         assert all(len(replicas) == 2 for replicas in placements(log).values())

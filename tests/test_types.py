@@ -273,8 +273,8 @@ DIR = {
     """,
     "run": "close pids running stop wait",
     "schemas": """
-        check compatibility delete get latest lookup register set_compatibility subjects version
-        versions
+        check compatibility delete get latest lookup register rows set_compatibility subjects
+        version versions
     """,
 }
 """What completion offers; a new public name is a decision, and is added here."""

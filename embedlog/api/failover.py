@@ -27,7 +27,7 @@ from embedlog.hints import Hint
 from embedlog.kv import Txn
 from embedlog.maintenance.activity import Event, report
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
-from embedlog.mirrors.status import MirrorStatus, mirror_statuses
+from embedlog.mirrors.status import HEADS, MirrorStatus, mirror_statuses
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 from embedlog.times import When, time_argument
@@ -131,7 +131,7 @@ class Failover:
             missing or not needed.
         InvalidGroupIdError: The name of a group is not valid.
         InvalidPartitionError: The offsets are not by partition.
-        UnknownTopicOrPartitionError: A topic or partition does not exist, or is no copy.
+        UnknownTopicOrPartitionError: A topic or partition does not exist, or is not a copy.
         IllegalStateError: The log has no copies.
     """
 
@@ -192,7 +192,7 @@ class Failover:
         for name in chosen:
             if name not in copies:
                 self._root.topic(name)  # Raises if there is no such topic.
-                raise UnknownTopicOrPartitionError("The topic is no copy", topic=name)
+                raise UnknownTopicOrPartitionError("The topic is not a copy", topic=name)
         return chosen
 
     def _topics_of_groups(self) -> list[str]:
@@ -421,6 +421,14 @@ class Mirrors(LiveList[MirrorStatus]):
 
     def _items(self) -> list[MirrorStatus]:
         return mirror_statuses(self._root)
+
+    def __repr__(self) -> str:
+        rows = [status.cells() for status in self]
+        return "\n".join(text_table(HEADS, rows)) if rows else "No mirrors"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_table("Mirrors", HEADS, [status.cells() for status in self])
 
     def failover(
         self,

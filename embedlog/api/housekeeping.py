@@ -76,6 +76,17 @@ class Housekeeping:
     []
     """
 
+    # A mistyped setting, such as `retention_byte`, is refused.
+    __slots__ = (
+        "__weakref__",
+        "_background",
+        "_close_lock",
+        "_config",
+        "_lock",
+        "_opening",
+        "_root",
+    )
+
     def __init__(self, root: Root, config: MaintenanceConfig | None = None) -> None:
         self._root, self._config = root, config
         """The config is None if this process must not run the jobs in the background."""
@@ -361,8 +372,11 @@ class Housekeeping:
         return public_names(self)
 
     def __repr__(self) -> str:
-        runs = self._background is not None and self._background.epoch is not None
-        state = "runs the background jobs" if runs else "another process, or none, runs the jobs"
+        state = "another process, or none, runs the jobs"
+        if self._root.closed:
+            state = "closed"
+        elif self._background is not None and self._background.epoch is not None:
+            state = "runs the background jobs"
         return f"<Housekeeping of {self._root.path}: {state}>"
 
 

@@ -87,26 +87,26 @@ if TYPE_CHECKING:
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 _logger = logging.getLogger("embedlog.api")
 _HINTS = {
-    "create_topics": "call create_topic(name, partitions, config) for each",
-    "delete_topics": "call delete_topic(name) for each",
-    "list_topics": "call topics()",
-    "send": "call producer(), and send(topic, value) of what it returns",
-    "subscribe": "call consumer(topic, ...)",
-    "group": "use groups[name]",
-    "list_consumer_groups": "use groups",
-    "describe_consumer_groups": "call groups[name].describe()",
-    "delete_consumer_groups": "call groups[name].delete()",
-    "schemas": "use schema_registry",
-    "failover": "call mirrors.failover()",
-    "add_replica": "call replicas.add(path)",
-    "remove_replica": "call replicas.remove(path)",
-    "maintain": "call housekeeping.run()",
+    "create_topics": "call log.create_topic(name, partitions, config) for each",
+    "delete_topics": "call log.delete_topic(name) for each",
+    "list_topics": "call log.topics()",
+    "send": "call log.producer(), and send(topic, value) of what it returns",
+    "subscribe": "call log.consumer(topic, ...)",
+    "group": "use log.groups[name]",
+    "list_consumer_groups": "use log.groups",
+    "describe_consumer_groups": "call log.groups[name].describe()",
+    "delete_consumer_groups": "call log.groups[name].delete()",
+    "schemas": "use log.schema_registry",
+    "failover": "call log.mirrors.failover()",
+    "add_replica": "call log.replicas.add(path)",
+    "remove_replica": "call log.replicas.remove(path)",
+    "maintain": "call log.housekeeping.run()",
     **{
-        name: f"call housekeeping.{name}()"
+        name: f"call log.housekeeping.{name}()"
         for name in ("compact", "hold", "leases", "rebuild_index", "repair", "share", "verify")
     },
     **{
-        name: f"call replicas.{name}()"
+        name: f"call log.replicas.{name}()"
         for name in ("cancel_reassignment", "elect_leaders", "reassign")
     },
 }
@@ -545,7 +545,7 @@ class Log:
                 partition before it were copied, and none after it.
             InvalidConfigError, InvalidSchemaError: The conversion is not possible.
             UnknownSchemaError: The registry has no schema for the values.
-            TopicAlreadyExistsError, IllegalStateError: The target is no topic of this conversion.
+            TopicAlreadyExistsError, IllegalStateError: The target was not made by this conversion.
             LockTimeoutError: Another process converts to the same topic.
         """
         from embedlog.convert import Conversion, ConversionOptions
@@ -568,8 +568,8 @@ class Log:
 
         if refused:
             raise TypeError(
-                f"Settings must be passed by name, got {refused[0]!r}; call producer(acks=1), or "
-                "producer(**config), and pass the topic to send()"
+                f"Settings must be passed by name, got {refused[0]!r}; call "
+                "log.producer(acks=1), or log.producer(**config), and pass the topic to send()"
             )
         return self._adopt(Producer(self.root, **config), "producer")
 
@@ -654,7 +654,7 @@ class Log:
         return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
-        from embedlog.api.metrics import log_samples
+        from embedlog.api.log_metrics import log_samples
 
         yield from log_samples(self.root)
         with self._clients_lock:
@@ -810,7 +810,8 @@ def _online(root: Root) -> str:
     from embedlog.api.replicas import several
 
     image = several(root).controller.current().image
-    return f", {len(image.online)} of {len(image.directories)} directories online"
+    directories = plural(len(image.directories), "directory", "directories")
+    return f", {len(image.online)} of {directories} online"
 
 
 def _described(schema: TopicSchema) -> SchemaDescription:

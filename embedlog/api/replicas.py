@@ -156,6 +156,7 @@ class Replicas(LiveList["DirectoryDescription"]):
                 in terminals and notebooks; False shows none.
 
         Raises:
+            TypeError: No directory is named.
             IllegalStateError: It is the last directory that works, or none of the log.
             ReplicaNotAvailableError: It cannot be used, and has the only copy of a partition.
             NotEnoughReplicasError: Too few directories would be left to decide; with ``force``,
@@ -167,6 +168,8 @@ class Replicas(LiveList["DirectoryDescription"]):
         from embedlog.replication import reassign
 
         root = several(self._log.root)
+        if not paths:
+            raise TypeError("remove() needs the path of at least one directory")
         if not force:
             root.context.check_writable()
         if root.mode == "r":
@@ -225,7 +228,7 @@ class Replicas(LiveList["DirectoryDescription"]):
             EligibleLeadersNotAvailableError: A directory that is offline has a copy with more
                 records, and can be read.  No leader was elected.
             UnknownTopicOrPartitionError: There is no such partition.
-            InvalidPartitionError: ``partitions`` is no list of partitions.
+            InvalidPartitionError: ``partitions`` is not a list of partitions.
             InvalidConfigError: There is no such kind of election.
         """
         from embedlog.replication.reassign import elect_preferred, elect_unclean
@@ -319,7 +322,7 @@ class Replicas(LiveList["DirectoryDescription"]):
         Raises:
             IllegalStateError: Only new copies of a partition are in sync.
             UnknownTopicOrPartitionError: There is no such partition.
-            InvalidPartitionError: ``partitions`` is no list of partitions.
+            InvalidPartitionError: ``partitions`` is not a list of partitions.
         """
         from embedlog.replication import reassign
 
@@ -480,7 +483,7 @@ def _checked(partitions: object) -> list[TopicPartition]:
     """Return the partitions in an argument that should be a list of them.
 
     Raises:
-        InvalidPartitionError: It is none, or one of them is no partition.
+        InvalidPartitionError: It is none, or one of them is not a partition.
     """
     if isinstance(partitions, str | bytes | TopicPartition) or not isinstance(partitions, Iterable):
         raise InvalidPartitionError(

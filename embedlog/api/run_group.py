@@ -104,7 +104,7 @@ def run_group(
     handler that raises ends the run, without a commit of its record; so does a process that
     ends unexpectedly after ``restarts`` others.
 
-    Returns at once.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
+    Returns immediately.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
     `Log.close`, or the end of this process, whatever its cause.
 
     Args:

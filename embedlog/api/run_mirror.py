@@ -87,7 +87,7 @@ def mirror(
 
     Raises:
         InvalidConfigError: An argument is not valid.
-        NotALogError, StorageError: The source is no log, or an end cannot be opened.
+        NotALogError, StorageError: The source is not a log, or an end cannot be opened.
         UnknownTopicOrPartitionError: Without ``follow``: no topic of the source matches.
         LockTimeoutError: Another process runs a mirror of this name.
         MirrorConflictError, MirrorDivergedError: A topic cannot be copied; all others were.
@@ -213,7 +213,7 @@ def _target(
 
 
 def _check_outside(end: End, source: Root) -> None:
-    """Check that the target is no directory inside of the source, whose files it would be among.
+    """Check that the target is not a directory inside of the source, whose files it would be among.
 
     Raises:
         InvalidConfigError: It is.
@@ -287,7 +287,7 @@ class MirrorRun:
         return True
 
     def stop(self) -> MirrorStatus:
-        """End it after the batches that are being copied, and return what it did.
+        """End it after the batches that are being copied, and return its last status.
 
         Raises:
             EmbedlogError: It ended with an error before.

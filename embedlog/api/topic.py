@@ -737,10 +737,6 @@ class Topic(TopicView[K, V]):
         ends = self._root.ends(self.name)
         return [OffsetRange(number, *part) for number, part in enumerate(ends)]
 
-    def _range(self, number: int) -> OffsetRange:
-        log = self._log(number)
-        return OffsetRange(number, log.start_offset(), log.end_offset())
-
     @property
     def partitions(self) -> int:
         """The number of partitions."""
@@ -748,7 +744,8 @@ class Topic(TopicView[K, V]):
 
     def partition(self, number: int) -> TopicView[K, V]:
         """Return a view of one partition, as of now."""
-        return self._view([self._range(number)])
+        log = self._log(number)
+        return self._view([OffsetRange(number, log.start_offset(), log.end_offset())])
 
     def head(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the first ``count`` records of each partition."""

@@ -1,7 +1,7 @@
 """The reporter of an open log: appends what its clients counted to ``__audit``.
 
 One thread for all producers and consumers of a log in this process.  It appends every few
-seconds, if there is anything to report, and a client that is closed reports at once.
+seconds, if there is anything to report, and a client that is closed reports immediately.
 """
 
 from __future__ import annotations

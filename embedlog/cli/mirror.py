@@ -17,7 +17,6 @@ from embedlog.cli.argument_types import topic as parse_topic
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say, say_json, say_result, table
-from embedlog.display import moment
 from embedlog.errors import InvalidConfigError
 from embedlog.record import TopicPartition
 
@@ -61,7 +60,6 @@ examples:
 
 _STATUS = "status"
 _CHECK_SECONDS = 0.5
-_HEADS = ("MIRROR", "STATE", "PID", "RECORDS", "RATE/S", "LAG", "SKIPPED", "ERRORS", "REPORTED")
 _TOPIC_HEADS = ("TOPIC", "COPY", "RECORDS", "LAG", "SKIPPED", "ERROR")
 _FAILOVER_HEADS = (
     *("GROUP", "TOPIC", "PARTITION", "COMMITTED", "NEW-OFFSET"),
@@ -166,17 +164,11 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def _lines(statuses: list[MirrorStatus]) -> list[str]:
+    from embedlog.mirrors.status import HEADS
+
     if not statuses:
         return []
-    rows = [
-        (
-            *(status.mirror, status.state, status.pid, status.records),
-            *(round(status.records_per_second), status.lag, status.skipped, status.error_count),
-            moment(status.updated_ms).replace(" ", "T") if status.updated_ms else None,
-        )
-        for status in statuses
-    ]
-    lines = table(_HEADS, rows)
+    lines = table([head.upper() for head in HEADS], [status.cells() for status in statuses])
     for status in statuses:
         topics = [
             (

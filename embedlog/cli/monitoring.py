@@ -407,16 +407,12 @@ def _usage_lines(document: dict[str, Any], with_segments: bool) -> Iterator[str]
             segments = plural(len(part["segments"]), "segment")
             yield _line(part["bytes"], f"  partition {part['partition']}: {segments}")
             if with_segments:
-                yield from _segment_lines(part["segments"])
+                for segment in part["segments"]:
+                    yield _line(segment["bytes"], f"    {segment['file']}")
     for other in document["others"]:
         what = _WHATS.get(other["name"])
         yield _line(other["bytes"], f"{other['name']}{f': {what}' if what else ''}")
     yield _line(document["bytes"], "total")
-
-
-def _segment_lines(segments: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for segment in segments:
-        yield _line(segment["bytes"], f"    {segment['file']}")
 
 
 def _line(size: int, what: str) -> str:

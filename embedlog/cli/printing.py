@@ -11,7 +11,7 @@ from typing import Any
 from embedlog.display import NONE, cut, text_table
 
 _MIN_WIDTH = 8
-"""No cell is cut to fewer characters, and no heading at all."""
+"""No cell is shortened to fewer characters, and no heading at all."""
 
 
 def say(*lines: str) -> None:
@@ -40,7 +40,7 @@ def say_result(args: argparse.Namespace, document: Any, lines: Iterable[str]) ->
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return a table as lines; on a terminal, long cells are cut so that the lines fit.
+    """Return a table as lines; on a terminal, long cells are shortened so that the lines fit.
 
     Columns for which there is no room are left out, the last ones first; the last line then
     names them.

@@ -150,7 +150,7 @@ def reassign(args: argparse.Namespace) -> int:
             result = log.replicas.reassign(moves, replication_factor=factors, dry_run=True)
         _say_moves(args, result)
         if result and not args.json:
-            note("Dry run, nothing was changed; repeat the command with --execute")
+            note("Repeat the command with --execute")
         return OK
     with to_write(args) as log:
         result = log.replicas.reassign(moves, replication_factor=factors, throttle=args.throttle)

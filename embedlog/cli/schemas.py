@@ -37,14 +37,8 @@ def list_options(command: CommandParser) -> None:
 def list_(args: argparse.Namespace) -> int:
     """Print each subject with its latest version."""
     with to_read(args) as log:
-        latest = list(map(log.schema_registry.latest, log.schema_registry.subjects()))
-        levels = [log.schema_registry.compatibility(entry.subject) for entry in latest]
-    rows = [
-        (entry.subject, entry.version, entry.id, level)
-        for entry, level in zip(latest, levels, strict=True)
-    ]
-    fields = ("subject", "version", "id", "compatibility")
-    say_rows(args, ("SUBJECT", "VERSION", "ID", "COMPATIBILITY"), fields, rows)
+        heads, rows = log.schema_registry.rows()
+    say_rows(args, [head.upper() for head in heads], heads, rows)
     return OK
 
 

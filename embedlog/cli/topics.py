@@ -283,12 +283,16 @@ def delete_options(command: CommandParser) -> None:
 
 def delete(args: argparse.Namespace) -> int:
     """Print which topics would be deleted; with --yes delete them, or none if one is missing."""
+    from difflib import get_close_matches
+
     from embedlog.catalog import refuse_internal
 
     with to_write(args) if args.yes else to_read(args) as log:
         for name in args.topics:
             if name not in log:
+                near = get_close_matches(name, log.topics(), 1)
                 todo = "See `embedlog topics list --internal`."
+                todo = f"Did you mean {near[0]!r}?" if near else todo
                 raise UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
             refuse_internal(name)
         for name in args.topics:

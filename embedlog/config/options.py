@@ -94,7 +94,7 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     """An upper limit, which is kept at any value: appends are made one at a time.  More
     than 5 exclude idempotence, as in Kafka."""
     metadata_max_age_ms: int | None
-    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
+    """An upper limit, which is kept at any value: a change of a topic is seen immediately."""
     client_id: str | None
     """A name for display."""
     strict: bool | None

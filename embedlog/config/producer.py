@@ -99,7 +99,7 @@ class ProducerConfig(Settings):
     """An upper limit, which is kept at any value: appends are made one at a time.  More
     than 5 exclude idempotence, as in Kafka."""
     metadata_max_age_ms: int = number(300_000, 0)
-    """An upper limit, which is kept at any value: a change of a topic is seen at once."""
+    """An upper limit, which is kept at any value: a change of a topic is seen immediately."""
     client_id: str = label()
     """A name for display."""
     strict: bool = switch(False)

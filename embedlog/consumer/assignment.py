@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.cursor import CommittedLookup, PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder
-from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import EmbedlogError, IllegalStateError
 from embedlog.listeners import Client
 from embedlog.record import TopicPartition

@@ -25,7 +25,7 @@ _log = logging.getLogger("embedlog.consumer")
 class Committer:
     """Commits the positions of an assignment, automatically or on request.
 
-    Every commit is made at once, in the order of the calls, so an older one never
+    Every commit is made immediately, in the order of the calls, so an older one never
     overwrites a newer one; only callbacks wait for the consumer's thread.
     """
 

@@ -25,10 +25,10 @@ from embedlog.consumer.arguments import (
 )
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Callback
+from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.cursor import PartitionCursor
 from embedlog.consumer.deserialize import ColumnQuery, RecordDecoder, check_columns
 from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
-from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter

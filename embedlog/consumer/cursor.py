@@ -13,6 +13,7 @@ from typing import Any
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import INTERNAL
 from embedlog.config import TopicConfig
+from embedlog.consumer.counts import FetchCounts, Progress
 from embedlog.consumer.deserialize import (
     ArrowDecoder,
     ColumnQuery,
@@ -23,7 +24,6 @@ from embedlog.consumer.deserialize import (
     batch_offsets,
     locate_error,
 )
-from embedlog.consumer.metrics import FetchCounts, Progress
 from embedlog.errors import (
     CorruptBatchError,
     EmbedlogError,
@@ -86,7 +86,7 @@ class PartitionCursor:
         log = root.partition(*partition)
         self.topic_id, self.tail_key = log.topic_id, log.tail_key
         self._assigned_log = log
-        """The log that listeners were told of."""
+        """The log that was reported to listeners."""
         self.paused = False
         self._position: int | None = None
         self._last_set: int | None = None

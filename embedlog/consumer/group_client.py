@@ -24,9 +24,9 @@ from embedlog.consumer import group_member as members
 from embedlog.consumer.arguments import check_topics
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
+from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
-from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
 from embedlog.consumer.static_assignment import MissingTopics
 from embedlog.display import plural
@@ -247,7 +247,7 @@ class GroupClient:
         if self._left:
             raise ClosedError("The consumer was closed")
         config, group = self._config, self._group()
-        # Partitions of members that have just died are free at once.
+        # Partitions of members that have just died are free immediately.
         group.remove_dead_members()
         member = self._member = members.join(
             group,

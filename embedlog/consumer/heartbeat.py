@@ -14,8 +14,8 @@ from math import inf
 from time import monotonic
 
 from embedlog.config import ConsumerConfig
+from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.group_member import GroupMember
-from embedlog.consumer.metrics import ConsumerCounts
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,

@@ -347,7 +347,7 @@ class Conversion:
     # The target
 
     def _prepare(self) -> tuple[Convert, TopicInfo]:
-        """Create the target if there is none, and return what makes batches for it."""
+        """Create the target if there is none, and return its batch encoder."""
         if self.to == "typed":
             return self._prepare_typed()
         assert self._schema is not None
@@ -413,7 +413,7 @@ class Conversion:
         settings = {
             name: value
             for name, value in self._source.config.overrides().items()
-            # Records keep their timestamps, and the target is no copy of a mirror.
+            # Records keep their timestamps, and the target is not a copy of a mirror.
             if not name.endswith(".serializer")
             and name not in ("message.timestamp.type", "mirror.source")
         }

@@ -454,7 +454,7 @@ class Files:
         return True
 
     def rename(self, old: str, new: str) -> None:
-        """Rename, replacing a file at `new` at once; durable after `sync_directory` of `new`'s."""
+        """Rename, replacing a file at `new` atomically; durable once its directory is synced."""
         with (
             self._parent(old, "rename", changes=True) as (source, name),
             self._parent(new, "rename") as (target, new_name),

@@ -108,7 +108,7 @@ class LogBrokers(LogCluster):
         threading.Event().wait(seconds)
 
     async def get_connection(self, node_id: int) -> LogBrokers:
-        """Return what knows the versions of a broker."""
+        """Return the object that knows the versions of a broker."""
         return self
 
     def get_coordinator(self, key: str, key_type: Any) -> int:

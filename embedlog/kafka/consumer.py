@@ -371,7 +371,7 @@ class KafkaConsumer(LogClient):
         }
 
     def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
-        """Return at once: a log is there when it is open."""
+        """Return immediately: a log is there when it is open."""
         self._check_open()
 
     def metrics(self, raw: bool = False) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 
 from embedlog import kv
+from embedlog.display import public_names
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.failures import Failures
 from embedlog.files import ProcessWatch
@@ -108,6 +109,15 @@ class Maintenance:
         self._workers: list[MaintenanceThread] = []
         self._blind_tries = 0
         self._running = {job.name: threading.Semaphore(job.threads) for job in self.jobs}
+
+    def __dir__(self) -> list[str]:
+        """Return the names that completion offers."""
+        return public_names(self, "background", "epoch", "failures", "jobs", "root", "session_ms")
+
+    def __repr__(self) -> str:
+        state = "not the owner" if self.epoch is None else f"the owner, in epoch {self.epoch}"
+        names = ", ".join(job.name for job in self.jobs)
+        return f"<Maintenance of {self.root.path}: {'closed' if self._closed else state}; {names}>"
 
     # Start and stop
 
@@ -265,7 +275,7 @@ class Maintenance:
         self._write(step)
 
     def _resign(self, *, release: bool) -> None:
-        """Stop the workers; with ``release``, let others take over at once."""
+        """Stop the workers; with ``release``, let others take over immediately."""
         epoch, self.epoch = self.epoch, None
         for worker in self._workers:
             worker.stop()

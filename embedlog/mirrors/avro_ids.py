@@ -80,7 +80,7 @@ class SchemaIds:
 
 
 def prepare_schemas(root: Root, topic: SourceTopic, name: str, *, own: bool) -> SchemaIds | None:
-    """Copy the registry that a topic needs; return what changes the ids, None if they are equal.
+    """Copy the schemas that a topic needs; return the mapping of ids, None if they are equal.
 
     Args:
         root: The log to copy to.

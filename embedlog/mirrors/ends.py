@@ -162,7 +162,7 @@ class MirrorTarget(ABC):
         is copied: False if records of the topic were at this site before.
 
         Raises:
-            MirrorConflictError: There is a topic of that name that is no copy of this one.
+            MirrorConflictError: There is a topic of that name that is not a copy of this one.
         """
 
     def is_copy(self, name: str) -> bool:
@@ -207,7 +207,7 @@ class MirrorTarget(ABC):
         """Commit offsets of the target for a group; return those that were committed.
 
         Moves no commit back, and changes nothing for a group that has members here, or in topics
-        that are no copies any more.
+        that are not copies any more.
         """
         return {}
 

@@ -175,7 +175,7 @@ class KafkaTarget(MirrorTarget):
         """Create the topic ``name`` as a copy of a topic; see `MirrorTarget.prepare`.
 
         Raises:
-            MirrorConflictError: There is a topic of that name that is no copy of this one, or the
+            MirrorConflictError: A topic of that name exists and is not a copy of this one, or the
                 topic of the source is typed.
             MirrorDivergedError: It is a copy of an earlier topic of that name.
             KafkaClusterError: The cluster does not answer, or refuses the topic.
@@ -319,7 +319,7 @@ class KafkaTarget(MirrorTarget):
         partitions = [TopicPartition(name, number) for number in range(topic.partitions)]
         if any(end.offset for end in self._cluster.offsets(partitions, latest=True).values()):
             raise MirrorConflictError(
-                "There is such a topic, which is no copy, and has records of its own",
+                "There is such a topic, which is not a copy, and has records of its own",
                 topic=name,
                 todo=AS_SITE,
             )

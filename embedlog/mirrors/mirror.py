@@ -112,7 +112,7 @@ class MirrorOptions:
             )
 
     def match(self, topic: str) -> bool:
-        """Return whether a topic is to be copied."""
+        """Return whether to copy a topic."""
         return re.fullmatch(self.topics, topic) is not None
 
 

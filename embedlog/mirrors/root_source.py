@@ -22,7 +22,7 @@ class RootSource:
     """A log root to copy from.
 
     Args:
-        root: The open log; whoever opened it closes it.
+        root: The open log; the caller closes it.
     """
 
     def __init__(self, root: Root) -> None:

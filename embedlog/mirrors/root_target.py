@@ -58,7 +58,7 @@ class LogTarget(MirrorTarget):
     """A log root to copy to.
 
     Args:
-        root: The open log; whoever opened it closes it.
+        root: The open log; the caller closes it.
         durability: What a copied record survives, as in `embedlog.open`; None for that of the log.
     """
 
@@ -98,7 +98,7 @@ class RootTarget(LogTarget):
         """Make the topic ``name`` a copy of a topic; see `MirrorTarget.prepare`.
 
         Raises:
-            MirrorConflictError: There is a topic of that name that is no copy of this one.
+            MirrorConflictError: There is a topic of that name that is not a copy of this one.
             MirrorDivergedError: It is a copy of an earlier topic of that name.
         """
         if would_loop(self.site_id, source.site_id, topic.path):
@@ -164,7 +164,7 @@ class RootTarget(LogTarget):
         if before is not None and before.source == copy.source:
             again = alter_topic(info.name, {"mirror.source": copy.source})
             raise MirrorConflictError(
-                f"The topic is no copy of {copy.source} any more, since a failover",
+                f"The topic is not a copy of {copy.source} any more, since a failover",
                 topic=info.name,
                 todo="Mirror in the other direction now. To make it a copy again, delete it."
                 # In both forms, since the status of the mirror keeps it as text.
@@ -182,7 +182,7 @@ class RootTarget(LogTarget):
                     "it, and mirror again."
                 )
             raise MirrorConflictError(
-                "There is such a topic, which is no copy, and has records of its own",
+                "There is such a topic, which is not a copy, and has records of its own",
                 topic=info.name,
                 todo=todo,
             )

@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from embedlog import keyspace
+from embedlog.display import moment
 from embedlog.metrics import MIRROR, MIRROR_TOPIC, Sample
 from embedlog.mirrors.root_target import is_held
 from embedlog.root.root import Root
 
 MOST_ERRORS = 10
 """How many of the last errors are kept."""
+HEADS = ("mirror", "state", "pid", "records", "rate/s", "lag", "skipped", "errors", "reported")
+"""The heads of a table of mirrors."""
 
 
 @dataclass
@@ -89,6 +92,14 @@ class MirrorStatus:
         """Count an error, and keep it."""
         self.error_count += 1
         self.errors = [*self.errors, error][-MOST_ERRORS:]
+
+    def cells(self) -> tuple[object, ...]:
+        """Return the row of a table with `HEADS`."""
+        reported = moment(self.updated_ms).replace(" ", "T") if self.updated_ms else None
+        return (
+            *(self.mirror, self.state, self.pid, self.records, round(self.records_per_second)),
+            *(self.lag, self.skipped, self.error_count, reported),
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain dicts and lists, for JSON."""

@@ -3,7 +3,7 @@
 A lease has a row in `live` for each of its partitions: an offset, and the time when it
 ends, by the clock that continues while the machine sleeps.  Retention reads it in the
 transaction that moves the start of the partition, compaction before it swaps segments, and
-no file is unlinked while a lease covers it, so a lease is effective at once.  It ends if it
+no file is unlinked while a lease covers it, so a lease is effective immediately.  It ends if it
 is not renewed, and with a reboot.
 """
 

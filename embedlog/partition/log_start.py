@@ -3,7 +3,7 @@
 Order is the algorithm.  The start moves in `live` first, in the transaction that
 reads the leases and other limits; the same transaction adds the files to the pending
 deletes.  Then one transaction of `state` makes the start durable and drops the names.
-Only then are files unlinked, at once or after ``file.delete.delay.ms``.
+Only then are files unlinked, immediately or after ``file.delete.delay.ms``.
 
 If the process is killed before the first transaction, nothing has happened; between the
 two, readers see the new log, and the next call drops the names; after the second, the

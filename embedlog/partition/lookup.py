@@ -186,7 +186,7 @@ def extents(log: PartitionLog, first: int, stop: int) -> list[Extent]:
 def narrow(log: PartitionLog, whole: Sequence[Extent], first: int, stop: int) -> list[Extent]:
     """Return the parts of extents that hold the offsets ``[first, stop)``.
 
-    Reads the index of at most two segments: those that the range cuts.
+    Reads the index of at most two segments: those in which the range begins and ends.
     """
     begin = bisect_right(whole, first, key=attrgetter("stop"))
     parts = list(whole[begin : bisect_left(whole, stop, begin, key=attrgetter("first"))])

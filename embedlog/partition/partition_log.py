@@ -802,7 +802,7 @@ class PartitionLog:
                 was written.
             FencedLeaderEpochError: With ``identical``, one is of an earlier leader epoch than the
                 batch before it; nothing was written.
-            MirrorConflictError: The topic is no copy of that one, or not any more.
+            MirrorConflictError: The topic is not a copy of that one, or not any more.
             Exception: As `append`.
         """
         return append.append_at(self, placed, durability, timeout, identical, mirror, expected_end)

@@ -63,7 +63,7 @@ def rewrite_lock(log: PartitionLog) -> Iterator[bool]:
         free = files.try_lock(fd)
         if free and log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
             # A truncation in progress has such files too, and holds the partition's lock.  If
-            # that is not free at once, the next rewrite, or the last close, removes the files.
+            # that is not free immediately, the next rewrite, or the last close, removes the files.
             with suppress(LockTimeoutError), log.locked(0):
                 unnamed_files.discard(log, unnamed_files.uncommitted(log))
         yield free
@@ -194,7 +194,7 @@ class Replacement:
             try:
                 _retire(log, old)
             except DiskFullError:
-                # No room for the rows: unlinking at once makes some.
+                # There is no room for the rows: unlinking now makes room.
                 unnamed_files.discard(log, old)
 
     def _swap(self, txn: kv.Txn, old: Sequence[SegmentInfo], cleaned: int | None) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The clock.  If it is set two years ahead, every record seems older than a week and every
 # producer idle for long.  So time that passed by the wall clock only counts up to an hour; the
-# uptime of the machine comes from a clock that is never set.  A step back counts at once, because
+# uptime of the machine comes from a clock that is never set.  A step back counts fully, because
 # it deletes nothing.  Housekeeping keeps what both clocks showed in `live`.
 
 

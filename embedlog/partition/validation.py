@@ -117,7 +117,7 @@ def check_writer(log: PartitionLog, mirror: str = "") -> None:
 
     Raises:
         MirroredTopicError: Only a mirror may write to the topic.
-        MirrorConflictError: The mirror copies another topic: this one is no copy of it, or not
+        MirrorConflictError: The mirror copies another topic: this one is not a copy of it, or not
             any more.
     """
     source = log.rules.mirror_source
@@ -125,7 +125,7 @@ def check_writer(log: PartitionLog, mirror: str = "") -> None:
         return
     if mirror:
         raise MirrorConflictError(
-            f"The topic is no copy of {mirror}, or not any more: its setting mirror.source is "
+            f"The topic is not a copy of {mirror}, or not any more: its setting mirror.source is "
             f"{source!r}",
             **log.where,
             todo="After a failover, mirror in the other direction.",

@@ -375,7 +375,7 @@ def stop_requests(follow: bool) -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C sets; with ``follow``, SIGTERM sets it too.
 
     Without this, Ctrl-C would break off calls to the JVM.  The second signal raises
-    `KeyboardInterrupt` at once.
+    `KeyboardInterrupt` immediately.
     """
     stop = threading.Event()
 

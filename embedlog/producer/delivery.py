@@ -282,7 +282,7 @@ class OpenBatch(Delivery):
 
 
 class CompletedDelivery:
-    """A delivery whose outcome was known at once: a refused record, or ``acks=0``."""
+    """A delivery that is done from the start: a refused record, or ``acks=0``."""
 
     __slots__ = ("_failed", "_outcome")
 

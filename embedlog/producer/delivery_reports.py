@@ -14,6 +14,7 @@ from time import monotonic
 
 from embedlog.metrics import Sample
 from embedlog.producer.buffer_pool import BufferPool
+from embedlog.producer.counts import TopicCounts, samples
 from embedlog.producer.delivery import (
     LOGGER,
     Callback,
@@ -22,7 +23,6 @@ from embedlog.producer.delivery import (
     ProducerBatch,
     run_callback,
 )
-from embedlog.producer.metrics import TopicCounts, samples
 from embedlog.producer.unretrieved import FailedRecords, UnretrievedErrors
 
 LONG_WAIT = 1.0

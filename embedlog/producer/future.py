@@ -32,7 +32,7 @@ class RecordFuture(Generic[R_co]):
 
     @classmethod
     def _completed(cls, outcome: Any, failed: FailedRecords | None = None) -> Self:
-        """Return a future whose outcome is known at once."""
+        """Return a future that is done already."""
         future = cls()
         future._delivery, future._row = CompletedDelivery(outcome, failed), None
         return future

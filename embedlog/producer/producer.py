@@ -327,7 +327,7 @@ class Producer(Generic[K, V]):
         return int(partition)
 
     def _refuse(self, topic: str, error: EmbedlogError) -> RecordFuture:
-        """Return the future of a record that fails alone and at once."""
+        """Return a failed future, for a record that was refused by itself."""
         with self._lock:
             return self._refuse_locked(topic, error)
 

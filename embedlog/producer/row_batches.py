@@ -315,7 +315,7 @@ def _cast(column: Any, target: Any, name: str) -> Any:
                 )
         if types.is_integer(column_type):
             column = column.cast(pa.int64())
-        # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.
+        # Nanoseconds are truncated to milliseconds, the unit of a record's timestamp.
         return column.cast(target, safe=not types.is_temporal(column_type))
     except pa.ArrowException as error:
         raise SerializationError(f"Column {name} is {column_type}: {error}") from error

@@ -247,7 +247,7 @@ class TopicQueue:
     def _send_one_fast(self, lock_timeout: float | None) -> bool:
         """Write the only record of the queue; False if there is more to do.
 
-        For ``send(...).result()`` in a loop.  Skips partitioning, cutting and queueing, which
+        For ``send(...).result()`` in a loop.  Skips partitioning, splitting and queueing, which
         would cost as much as the append.  Leaves anything unusual to the general way of
         `drain_locked`, which also reports the errors.
         """

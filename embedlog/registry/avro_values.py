@@ -1,6 +1,6 @@
 """Values of Avro: what fastavro would convert in silence is refused, and values become JSON.
 
-fastavro cuts 1.5 to the int 1 and takes a str for a list of its letters.  `checker_of` and
+fastavro truncates 1.5 to the int 1 and takes a str for a list of its letters.  `checker_of` and
 `parser_of` compile a schema to functions once, so that a record costs little.
 """
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from embedlog import kv
 from embedlog.catalog import next_number
-from embedlog.display import public_names
+from embedlog.display import html_table, public_names, text_table
 from embedlog.errors import (
     IncompatibleSchemaError,
     InvalidConfigError,
@@ -310,9 +310,27 @@ class SchemaRegistry:
             self.version(subject, version)  # raises
         return numbers
 
+    # Views
+
+    def rows(self) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+        """Return the heads and the rows of a table of the subjects, with their latest versions."""
+        latest = map(self.latest, self.subjects())
+        return ("subject", "version", "id", "compatibility"), [
+            (entry.subject, entry.version, entry.id, self.compatibility(entry.subject))
+            for entry in latest
+        ]
+
     def __dir__(self) -> list[str]:
         """Return the names that completion offers."""
         return public_names(self)
+
+    def __repr__(self) -> str:
+        heads, rows = self.rows()
+        return "\n".join(text_table(heads, rows)) if rows else "No schemas"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_table("Schemas", *self.rows())
 
     # Rows
 

@@ -266,7 +266,7 @@ def replicate(
     with_new: bool = True,
     failures: Failures | None = None,
 ) -> int:
-    """Have all replicas that are online and not in sync catch up; return how many did.
+    """Bring the replicas that are online and not in sync up to date; return how many were.
 
     Args:
         root: The log.

@@ -2,7 +2,7 @@
 
 All copies have the same bytes, and each batch has checksums.  So a segment is read in pieces of
 whole batches: each is right as the first copy has it in which the batches have their checksums.
-Whoever makes copies equal writes these pieces to those that have other bytes there.
+The process that makes copies equal writes these pieces to those that have other bytes there.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def mend_copies(log: ReplicatedPartition, segments: Collection[SegmentInfo] | No
 
 
 def _repeat(log: ReplicatedPartition, step: Callable[[], T]) -> T:
-    """Do something with the copies; again if a directory turns out to be broken, without it."""
+    """Run an operation on the copies; repeat it without a directory that turns out to be broken."""
     while True:
         try:
             return step()

@@ -225,7 +225,7 @@ def _keep_ranks(before: tuple[int, ...], after: Collection[int]) -> tuple[int, .
 
 
 def _lead(replicas: tuple[int, ...], leader: Sequence[int]) -> tuple[int, ...]:
-    """Exchange the first replica with the one that is to be the preferred leader."""
+    """Exchange the first replica with the one that becomes the preferred leader."""
     first = replicas[0]
     exchange = {first: leader[0], leader[0]: first}
     return tuple(exchange.get(replica, replica) for replica in replicas)

@@ -205,7 +205,7 @@ class ReplicatedStore:
         return result
 
     def make_even(self) -> None:
-        """Have all directories the same writes, in both databases, as each epoch must begin.
+        """Give all directories the same writes, in both databases, with which each epoch begins.
 
         A write may have failed in the directory that is read since then, and be in another one.
 

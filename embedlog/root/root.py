@@ -580,7 +580,7 @@ def check_root(root: object, instead: str) -> Root:
 
 
 def check_new(files: Files) -> None:
-    """Raise unless a directory that is no log can become one: it must be empty and writable."""
+    """Raise unless a directory that is not a log can become one: it must be empty and writable."""
     names = files.list("")
     # A program that has the log open may make a reserve after all files were deleted.
     if RESERVE_FILE in names and is_reserve(files):
@@ -596,7 +596,7 @@ def check_new(files: Files) -> None:
 
 
 def check_format(files: Files, *, replicated: bool = False, must_exist: bool = False) -> None:
-    """Raise if this is no log root or has another format; write the format file of a new one.
+    """Raise if this is not a log root or has another format; write the format file of a new one.
 
     Args:
         files: The files of the root.
@@ -649,7 +649,7 @@ def _write_format(files: Files) -> None:
         files.lock(lock, _NEW_SECONDS)
         if not files.exists(FORMAT_FILE):
             files.write_file(FORMAT_FILE, text.encode())
-        # Whoever waits for its lock finds the other file.
+        # A process that waits for its lock finds the other file.
         files.unlink(_NEW_FILE, missing_ok=True)
 
 

@@ -4,7 +4,7 @@ They lie in the block of a batch, behind the column table, and for sealed segmen
 Each entry takes 24 bytes, or 72 for text::
 
     column: u16 | kind: u8 | unused: u8 | length of low, of high: u8 | padding to 8 bytes
-    low, high: 8 bytes each (integers, floats), or 32 bytes each (text, cut and padded)
+    low, high: 8 bytes each (integers, floats), or 32 bytes each (text, truncated and padded)
 
 Nulls are not counted here: the column table of a batch does.  A column without an entry may
 have any value.  The bounds of text are a prefix that is not larger than the smallest value, and

@@ -171,7 +171,7 @@ def _decimal(data_type: Any) -> Checker:
             raise _wrong(value, "Decimal or int")
         number = Decimal(value)
         if not number.is_finite():
-            raise ValueError(f"{number} is no number")
+            raise ValueError(f"{number} is not a number")
         sign, parts, power = number.as_tuple()
         assert isinstance(power, int)
         shift = power - exponent

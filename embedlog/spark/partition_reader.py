@@ -389,7 +389,7 @@ def _data_loss(part: PartitionSlice, problem: str) -> DataLossError:
         topic=part.topic,
         partition=part.partition,
         offset=part.from_offset,
-        todo="Load it again, or set failOnDataLoss to false to go on without these records.",
+        todo="Load it again, or set failOnDataLoss to false to continue without these records.",
     )
 
 

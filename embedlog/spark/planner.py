@@ -7,7 +7,7 @@ on stdout, not always in the order of the requests:
     {"id": 1, "result": {"flights": {"0": 23}}}
     {"id": 1, "error": {"type": "DataLossError", "message": "…", "refused": false}}
 
-The methods are those of `QueryPlanner`, and "ping", which is answered at once.  The first line
+The methods are those of `QueryPlanner`, and "ping", which is answered immediately.  The first line
 on stdout tells the version, once everything is imported.  The process ends when stdin does, so it
 never outlives the JVM; it releases its leases then.
 """
@@ -92,7 +92,7 @@ class RequestServer:
         """A thread for each open stream, by its number."""
 
     def run(self) -> None:
-        """Answer requests until the input ends; a line that was cut off is left out."""
+        """Answer requests until the input ends; an incomplete last line is left out."""
         for line in self._requests:
             if line.endswith(b"\n"):
                 self._accept(line)

@@ -136,7 +136,7 @@ class QuerySchemas:
         return dict(columns.spark_schema(schema, **self._layout))
 
     def to_json(self) -> Json | None:
-        """Return what a JVM needs to read typed topics, besides the columns; None for bytes.
+        """Return the facts besides columns that a JVM needs for typed topics; None for bytes.
 
         Returns:
             "tombstones", whether to read them, and "topics": ``{topic: columns_to_json(…)}``.

@@ -104,7 +104,7 @@ def session(
     add_jar(settings, pyspark.__version__)
     builder = SparkSession.builder.appName(app_name).config(map=settings)
     with default_log4j_settings(), worker_startup_for_jvm(), warnings.catch_warnings():
-        # Whoever uses pandas gets this warning there as well.
+        # A program that uses pandas gets this warning there as well.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         spark = builder.getOrCreate()
         register(spark)

@@ -2,7 +2,7 @@
 
 Spark gives the process that plans a stream ten seconds to connect, which no setting changes.
 pyspark connects only after all of its imports; on a busy machine that may be too late, and
-the query fails ("Python worker failed to connect back").  So this module connects at once,
+the query fails ("Python worker failed to connect back").  So this module connects immediately,
 and makes the imports three times as fast.
 
 It also keeps pyspark's daemon from printing a traceback when Spark closes the socket of a
