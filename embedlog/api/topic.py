@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import polars
     from matplotlib.axes import Axes
 
+    from embedlog.api.dataset import TopicDataset
     from embedlog.api.scan import Reads
-    from embedlog.api.selection import Selection
     from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
@@ -503,20 +503,15 @@ class TopicView(Generic[K, V]):
 
         return schema, read
 
-    def select(self, columns: Sequence[str] | None = None, **rows: Unpack[RowOptions]) -> Selection:
-        """Return some columns and rows, which DuckDB and others can query; nothing is read yet.
+    def dataset(self) -> TopicDataset:
+        """Return a `pyarrow.dataset.Dataset`, which DuckDB and others query; nothing is read yet.
 
-        Args:
-            columns: Names of columns; by default all.
-            rows: ``where``, ``latest``, ``since`` and ``between`` of `to_arrow`.
-
-        Raises:
-            KeyError: There is no such column.
-            TypeError, ValueError: An argument is not what `to_arrow` takes.
+        The columns, and the filters, that a query needs reach the log, as those of `scan` do.
+        DuckDB queries it by the name of its variable.
         """
-        from embedlog.api.selection import Selection
+        from embedlog.api.dataset import TopicDataset
 
-        return Selection(self, columns, **rows)
+        return TopicDataset(self)
 
     def plot(
         self,
