@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, repeat
 from operator import attrgetter
@@ -752,6 +752,46 @@ class Topic(TopicView[K, V]):
     def tail(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the last ``count`` records of each partition."""
         return self._count_ends(count, first=False)
+
+    @contextmanager
+    def new(self, group: str) -> Iterator[TopicView[K, V]]:
+        """Give a block the records that a group has not read, and commit them if it ends well.
+
+        The block becomes a member of the group, as a consumer does: it gets the partitions that
+        the group assigns to it, from where the group committed, or from their beginning, up to
+        the ends of now.  If the block raises, or its process dies, nothing is committed, and the
+        next block gets the same records again.
+
+        Args:
+            group: The consumer group; it begins with its first commit.
+
+        Raises:
+            CommitFailedError: At the end of the block: the group gave a partition to another
+                member, since the block took longer than ``max_poll_interval_ms`` of a consumer.
+            InvalidConfigError, InvalidGroupIdError: The group id is not valid.
+        """
+        from embedlog.consumer import Consumer
+
+        settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+        with Consumer(self._root, self.name, group_id=group, **settings) as consumer:
+            # Joins the group; what it returns is read again, as columns.
+            consumer.poll_batches(max_records=1, columns=["offset"])
+            ends = {part.partition: part for part in self.ranges()}
+            ranges = []
+            for partition in sorted(consumer.assignment()):
+                _, start, stop = ends[partition.partition]
+                committed = consumer.committed(partition)
+                if committed is not None:
+                    start = min(max(start, committed), stop)
+                ranges.append(OffsetRange(partition.partition, start, stop))
+            yield self._view(ranges)
+            offsets = {
+                TopicPartition(self.name, part.partition): part.stop
+                for part in ranges
+                if part.start < part.stop
+            }
+            if offsets:
+                consumer.commit(offsets)
 
     def _count_ends(self, count: int, first: bool) -> TopicView[K, V]:
         _check_count(count)
