@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 from decimal import Decimal
 from functools import reduce
 from operator import and_, or_
@@ -10,6 +11,7 @@ from operator import and_, or_
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,14 @@ from support.tiers import sample
 import embedlog
 from embedlog.api.scan import ScanSource
 from embedlog.api.topic import TopicView
-from embedlog.errors import CorruptBatchError, InvalidQueryError, InvalidSchemaError
+from embedlog.api.typed_topic import TypedTopicView
+from embedlog.errors import (
+    ClosedError,
+    CorruptBatchError,
+    InvalidQueryError,
+    InvalidSchemaError,
+    UnsupportedFormatError,
+)
 from embedlog.schemas.pushdown import MAX_BYTES
 
 COLUMNS = pa.schema(
@@ -492,83 +501,121 @@ def test_without_polars_the_error_says_what_to_install(tmp_path):
     run_python("-c", WITHOUT_POLARS, tmp_path / "log")
 
 
-# Selections
+# Datasets
 
 
-def test_a_selection_has_the_columns_and_rows_that_were_chosen(log, rows):
-    """The same in each of its forms."""
+def test_a_dataset_has_the_rows_that_were_asked_for(log):
+    """As a dataset of pyarrow in memory with the same rows."""
     topic = log.topic("t")
-    where = pc.field("number") > 0
-    selection = topic.select(["carrier", "day"], where=where)
+    ours, theirs = topic.dataset(), ds.dataset(topic.to_arrow())
+    where = (pc.field("number") > 0) & pc.field("late")
 
-    expected = topic.to_arrow(["carrier", "day"], where=where)
-    assert selection.to_arrow() == expected
-    assert pa.Table.from_batches(selection.batches(), selection.schema()) == expected
-    assert pa.table(selection) == expected
-    assert pl.DataFrame(selection).equals(selection.to_polars())
-    assert selection.to_pandas().shape == (expected.num_rows, 2)
-    assert topic.select().schema() == topic.schema()
+    assert ours.schema == theirs.schema == topic.schema()
+    assert_frame_equal(pl.DataFrame(ours), pl.from_arrow(theirs.to_table()))
+    for columns in (
+        ["carrier", "day"],
+        [],
+        {"none": pc.field("large").is_null(), "d": pc.field("day")},
+    ):
+        for condition in (None, where):
+            expected = theirs.to_table(columns=columns, filter=condition)
+            assert ours.to_table(columns=columns, filter=condition) == expected
+    assert ours.count_rows(filter=where) == theirs.count_rows(filter=where) > 0
+    late = ours.filter(pc.field("late"))
+    assert late.count_rows(filter=pc.field("number") > 0) == theirs.count_rows(filter=where)
+    assert ours.head(3, ["number"]) == theirs.head(3, ["number"])
+    assert ours.take([1, 5], ["offset"]) == theirs.take([1, 5], ["offset"])
+    times, expected = (each.sort_by("time").to_table()["time"] for each in (ours, theirs))
+    assert times == expected
+    assert pickle.loads(pickle.dumps(ours.filter(where))).count_rows() == ours.count_rows(
+        filter=where
+    )
+    polars_rows = pl.scan_pyarrow_dataset(ours).filter(pl.col("number") > 0).collect()
+    assert polars_rows.height == theirs.count_rows(filter=pc.field("number") > 0)
 
 
-def test_duckdb_queries_a_selection(log, rows):
-    """By the name of the variable, and again for newer records."""
+QUERIES = (
+    *("carrier = 'UA'", "carrier like 'A%'", "carrier in ('', 'B6')", "carrier is null"),
+    *("number > 0", "number between 0 and 7", "not number > 0", "number % 2 = 0 and number < 7"),
+    *("large >= 9223372036854775808", "delay > 0", "delay <= 0", "delay = 'nan'", "delay != 1.5"),
+    *("short < 0.5", "late", "not late", "day = '2013-01-01'", "time > '2013-01-01 01:00:00+00'"),
+    *("local < '2013-01-01 01:00:00'", "fare >= 0", "raw = 'ab'::blob", "clock > '11:00'"),
+    *("gate = 'A1'", '"offset" < 20 and partition = 1', "tags is null", "number = 1 or late"),
+)
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_duckdb_pushes_columns_and_filters_into_a_dataset(log, where):
+    """With the rows that it finds in a table, whatever a filter makes of null and NaN."""
     duckdb = pytest.importorskip("duckdb")
-    late = log.topic("t").select(["carrier", "number"], where=pc.field("late"))
-    query = "select carrier, count(*) n from late group by carrier order by carrier nulls first"
+    topic, rows = log.topic("t").dataset(), log.topic("t").to_arrow()
+    query = f'select "offset", partition, carrier from {{}} where {where} order by all'
 
-    expected = rows.filter("late").group_by("carrier").len("n").sort("carrier").rows()
-    for _ in range(2):
-        assert duckdb.sql(query).fetchall() == expected
-    assert late.to_arrow().num_rows == sum(count for _, count in expected)
+    expected = duckdb.sql(query.format("rows")).fetchall()
+    assert duckdb.sql(query.format("topic")).fetchall() == expected
+    assert topic is not rows
 
 
-def test_a_selection_may_be_of_the_latest_records_or_of_a_time(small):
-    """As with `to_arrow`."""
-    small.create_topic("keyed", schema=pa.schema([("k", pa.string()), ("n", pa.int64())]), key="k")
+def test_a_dataset_skips_segments_without_matching_rows(log, monkeypatch):
+    """By their statistics, as a lazy frame does."""
+    reads = []
+    read = TypedTopicView._pushed
+    monkeypatch.setattr(
+        TypedTopicView, "_pushed", lambda self, *args: reads.append(args) or read(self, *args)
+    )
+    assert log.topic("t").dataset().count_rows(filter=pc.field("number") > 1 << 40) == 0
+    ((columns, pushed),) = reads
+    assert columns == ["number"]
+    assert 0 < len(log.topic("t")._with_matches(pushed.batches)) < len(log.topic("t"))
+
+
+def test_a_dataset_has_the_records_of_each_scan(small):
+    """Of a topic the newer ones too, of a view its own."""
+    duckdb = pytest.importorskip("duckdb")
+    small.create_topic("numbers", schema=pa.schema([("n", pa.int64())]))
     with small.producer() as producer:
-        for number in range(4):
-            producer.send("keyed", {"k": "ab"[number % 2], "n": number})
-    topic = small.topic("keyed")
+        producer.send_batch("numbers", [{"n": number} for number in range(4)]).result()
+        topic = small.topic("numbers")
+        numbers, last = topic.dataset(), topic[-2:].dataset()  # noqa: F841 - DuckDB finds them
+        assert topic.since("1h").dataset().count_rows() == 4
+        names = ds.dataset(pa.table({"n": [3], "name": ["three"]}))
+        assert last.join(names, "n", join_type="inner").count_rows() == 1
+        producer.send("numbers", {"n": 4}).result()
 
-    assert topic.select(["n"], latest=True).to_arrow()["n"].to_pylist() == [2, 3]
-    assert pa.table(topic.select(["n"], latest=True))["n"].to_pylist() == [2, 3]
-    assert topic.select(since="1h").to_arrow().num_rows == 4
-    assert pa.table(topic.select(["n"], since="1h")).num_rows == 4
-    assert pa.table(topic.select(["n"], between=("2h", "1h"))).num_rows == 0
+    assert duckdb.sql("select sum(n) from numbers").fetchall() == [(10,)]
+    assert duckdb.sql("select n from last").fetchall() == [(2,), (3,)]
 
 
-def test_a_selection_of_json_has_the_fields_of_the_objects(tmp_path):
-    """Their columns follow from the values."""
+def test_a_dataset_of_serialized_values_has_them_as_text(tmp_path):
+    """A filter on them is applied to what was decoded."""
+    duckdb = pytest.importorskip("duckdb")
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", value="json")
-        log.producer().send("t", {"a": 1, "b": "x"}).result()
-        selection = log.topic("t").select(["b"])
+        with log.producer() as producer:
+            producer.send_batch("t", [{"a": number} for number in range(3)]).result()
+        topic = log.topic("t").dataset()  # noqa: F841 - DuckDB finds it
 
-        assert pa.table(selection).to_pylist() == [{"b": "x"}]
-        assert selection.schema().names == ["b"]
-        assert [batch.num_rows for batch in selection.batches()] == [1]
+        query = 'select value, "offset" from topic where value like \'%1%\' and "offset" < 2'
+        assert duckdb.sql(query).fetchall() == [('{"a":1}', 1)]
 
 
-def test_a_selection_says_at_once_what_is_wrong(log):
-    """Not when it is read."""
-    topic = log.topic("t")
-    with pytest.raises(KeyError, match="no column 'carier'"):
-        topic.select(["carier"])
-    with pytest.raises(TypeError, match="must be a list of names, got 'carrier'"):
-        topic.select("carrier")
-    with pytest.raises(TypeError, match=r"pyarrow or Polars, or SQL as a str .*, got bool"):
-        topic.select(where=True)
-    for where in (pc.field("numbr") > 5, pl.col("numbr") > 5, "numbr > 5"):
-        with pytest.raises(InvalidQueryError, match=r"'numbr'.*Did you mean number"):
-            topic.select(where=where)
-    for where in (pc.field("carrier") > 5, pl.col("number"), "number >"):
-        with pytest.raises(InvalidQueryError, match="is wrong: "):
-            topic.select(where=where)
-    for where in (pl.col("number") > pl.col("number").mean(), "number > 1 and number > (select 2)"):
-        with pytest.raises(InvalidQueryError, match="not about single rows"):
-            topic.select(where=where)
-    with pytest.raises(ValueError, match="since or between"):
-        topic.select(since="1h", between=("2h", "1h"))
+def test_what_a_dataset_cannot_do_is_an_error(log, tmp_path):
+    """Also where the base class of pyarrow would end the process."""
+    topic = log.topic("t").dataset()
+    with pytest.raises(KeyError, match="carier"):
+        topic.to_table(columns=["carier"])
+    with pytest.raises(pa.ArrowInvalid, match="carier"):
+        topic.to_table(filter=pc.field("carier") == "UA")
+    for call in (topic.get_fragments, lambda: topic.replace_schema(topic.schema)):
+        with pytest.raises(UnsupportedFormatError, match=r"The dataset of a topic has no .* \[t\]"):
+            call()
+    assert topic.partition_expression.equals(pc.scalar(True))
+    assert repr(topic).startswith("<TopicDataset of <")
+    with embedlog.open(tmp_path / "log") as other:
+        other.create_topic("t")
+        closed = other.topic("t").dataset()
+    with pytest.raises(ClosedError):
+        closed.to_table()
 
 
 CONDITIONS = {
@@ -652,15 +699,6 @@ def test_decimals_that_polars_does_not_have_are_refused(tmp_path):
         assert topic.to_polars(["y"], where="y = 1").to_dicts() == [{"y": 1}]
         with pytest.raises(InvalidSchemaError, match="column x"):
             topic.to_arrow(where=pl.col("x").is_null())
-
-
-def test_a_selection_shows_what_was_chosen(log):
-    """In one line, and in notebooks with its first rows."""
-    selection = log.topic("t").select(["carrier"], where=pc.field("number") > 0)
-
-    assert repr(selection) == "<Selection of t: carrier, where (number > 0)>"
-    assert selection._repr_html_().count("<tr>") == 6
-    assert "to_arrow" in dir(selection)
 
 
 def test_a_table_of_small_chunks_becomes_large_batches(tmp_path):

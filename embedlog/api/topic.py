@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, repeat
 from operator import attrgetter
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import polars
     from matplotlib.axes import Axes
 
+    from embedlog.api.dataset import TopicDataset
     from embedlog.api.scan import Reads
-    from embedlog.api.selection import Selection
     from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
@@ -503,20 +503,15 @@ class TopicView(Generic[K, V]):
 
         return schema, read
 
-    def select(self, columns: Sequence[str] | None = None, **rows: Unpack[RowOptions]) -> Selection:
-        """Return some columns and rows, which DuckDB and others can query; nothing is read yet.
+    def dataset(self) -> TopicDataset:
+        """Return a `pyarrow.dataset.Dataset`, which DuckDB and others query; nothing is read yet.
 
-        Args:
-            columns: Names of columns; by default all.
-            rows: ``where``, ``latest``, ``since`` and ``between`` of `to_arrow`.
-
-        Raises:
-            KeyError: There is no such column.
-            TypeError, ValueError: An argument is not what `to_arrow` takes.
+        The columns, and the filters, that a query needs reach the log, as those of `scan` do.
+        DuckDB queries it by the name of its variable.
         """
-        from embedlog.api.selection import Selection
+        from embedlog.api.dataset import TopicDataset
 
-        return Selection(self, columns, **rows)
+        return TopicDataset(self)
 
     def plot(
         self,
@@ -754,6 +749,46 @@ class Topic(TopicView[K, V]):
     def tail(self, count: int = _SHOWN) -> TopicView[K, V]:
         """Return the last ``count`` records of each partition."""
         return self._count_ends(count, first=False)
+
+    @contextmanager
+    def new(self, group: str) -> Iterator[TopicView[K, V]]:
+        """Give a block the records that a group has not read, and commit them if it ends well.
+
+        The block becomes a member of the group, as a consumer does: it gets the partitions that
+        the group assigns to it, from where the group committed, or from their beginning, up to
+        the ends of now.  If the block raises, or its process dies, nothing is committed, and the
+        next block gets the same records again.
+
+        Args:
+            group: The consumer group; it begins with its first commit.
+
+        Raises:
+            CommitFailedError: At the end of the block: the group gave a partition to another
+                member, since the block took longer than ``max_poll_interval_ms`` of a consumer.
+            InvalidConfigError, InvalidGroupIdError: The group id is not valid.
+        """
+        from embedlog.consumer import Consumer
+
+        settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+        with Consumer(self._root, self.name, group_id=group, **settings) as consumer:
+            # Joins the group; what it returns is read again, as columns.
+            consumer.poll_batches(max_records=1, columns=["offset"])
+            ends = {part.partition: part for part in self.ranges()}
+            ranges = []
+            for partition in sorted(consumer.assignment()):
+                _, start, stop = ends[partition.partition]
+                committed = consumer.committed(partition)
+                if committed is not None:
+                    start = min(max(start, committed), stop)
+                ranges.append(OffsetRange(partition.partition, start, stop))
+            yield self._view(ranges)
+            offsets = {
+                TopicPartition(self.name, part.partition): part.stop
+                for part in ranges
+                if part.start < part.stop
+            }
+            if offsets:
+                consumer.commit(offsets)
 
     def _count_ends(self, count: int, first: bool) -> TopicView[K, V]:
         _check_count(count)

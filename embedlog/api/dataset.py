@@ -1,0 +1,128 @@
+"""`TopicDataset`: the records of a topic as a `pyarrow.dataset.Dataset`.
+
+DuckDB, Polars and other engines ask a dataset for the columns and rows that a query needs: only
+those columns are read, and segments and batches without such rows are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from embedlog.errors import UnsupportedFormatError
+from embedlog.schemas.pushdown import PushedFilter
+from embedlog.schemas.reading import names_in
+
+if TYPE_CHECKING:
+    from embedlog.api.topic import TopicView
+
+
+class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
+    """The records of a view at the time of each scan, in the columns of `TopicView.scan`.
+
+    Args:
+        view: The `TopicView`.
+        condition: Only rows for which this expression of pyarrow is true.
+    """
+
+    def __init__(self, view: TopicView[Any, Any], condition: Any = None) -> None:
+        # Not super().__init__, which cannot be called: the methods of the base class that would
+        # need it are all overridden.
+        self._view, self._condition = view, condition
+        self._schema, self._read = view._scannable()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TopicDataset, (self._view, self._condition)
+
+    def __repr__(self) -> str:
+        return f"<TopicDataset of {self._view!r}>"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, which stay those of when the dataset was made."""
+        return self._schema
+
+    @property
+    def partition_expression(self) -> Any:
+        """An expression that is true for all rows."""
+        return ds.scalar(True)
+
+    def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> ds.Scanner:  # noqa: A002 - pyarrow's name
+        """Return a scanner, which reads the records once.
+
+        Args:
+            columns: Names of columns, or a dict of expressions by name; by default all columns.
+            filter: Only rows for which this expression is true.
+            options: As for any dataset.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        names, condition = self._schema.names, _both(self._condition, filter)
+        expressions = [*columns.values()] if isinstance(columns, dict) else []
+        used = names if columns is None else [] if expressions else list(columns)
+        for expression in expressions if condition is None else [*expressions, condition]:
+            used = [*used, *names_in(expression, names)]
+        # Batches without a column would have no rows.
+        read = pa.schema([self._schema.field(name) for name in dict.fromkeys(used or names[:1])])
+        return ds.Scanner.from_batches(
+            self._batches(read, condition),
+            schema=read,
+            columns=names if columns is None else columns,
+            filter=condition,
+            **options,
+        )
+
+    def _batches(self, schema: pa.Schema, condition: Any) -> Iterator[pa.RecordBatch]:
+        pushed = None if condition is None else PushedFilter(condition, condition)
+        for batch in self._read(schema.names, pushed):
+            yield batch.cast(schema)
+
+    def count_rows(self, filter: Any = None, **options: Any) -> int:  # noqa: A002
+        """Return how many rows there are for which a filter is true; reads its columns only."""
+        return int(self.scanner([], filter, **options).count_rows())
+
+    def filter(self, expression: Any) -> TopicDataset:
+        """Return the rows for which an expression is true; nothing is read yet."""
+        return TopicDataset(self._view, _both(self._condition, expression))
+
+    def sort_by(self, sorting: Any, **options: Any) -> ds.Dataset:
+        """Return the rows in another order, in memory."""
+        return _in_memory(self).sort_by(sorting, **options)
+
+    def join(self, right_dataset: Any, *args: Any, **options: Any) -> ds.Dataset:
+        """Join the rows with those of another dataset, in memory."""
+        return _in_memory(self).join(_in_memory(right_dataset), *args, **options)
+
+    def join_asof(self, right_dataset: Any, *args: Any, **options: Any) -> ds.Dataset:
+        """Join each row with the nearest one of another dataset, in memory."""
+        return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
+
+    def get_fragments(self, filter: Any = None) -> Iterator[Any]:  # noqa: A002
+        """Raise an `UnsupportedFormatError`: a log has no fragments of Arrow's."""
+        raise self._unsupported("get_fragments", "`files` of the topic lists its files.")
+
+    def replace_schema(self, schema: pa.Schema) -> ds.Dataset:
+        """Raise an `UnsupportedFormatError`: the columns are those of the topic."""
+        raise self._unsupported("replace_schema", "Cast the result of to_table.")
+
+    def _unsupported(self, method: str, todo: str) -> UnsupportedFormatError:
+        what = f"The dataset of a topic has no {method}"
+        return UnsupportedFormatError(what, topic=self._view.name, todo=todo)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the Arrow PyCapsule stream of all rows."""
+        return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
+
+
+def _both(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _in_memory(dataset: Any) -> Any:
+    return ds.dataset(dataset.to_table()) if isinstance(dataset, TopicDataset) else dataset
