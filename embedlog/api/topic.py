@@ -769,8 +769,13 @@ class Topic(TopicView[K, V]):
         """
         from embedlog.consumer import Consumer
 
-        settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-        with Consumer(self._root, self.name, group_id=group, **settings) as consumer:
+        with Consumer(
+            self._root,
+            self.name,
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer:
             # Joins the group; what it returns is read again, as columns.
             consumer.poll_batches(max_records=1, columns=["offset"])
             ends = {part.partition: part for part in self.ranges()}
