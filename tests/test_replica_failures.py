@@ -17,6 +17,7 @@ from support.replicas import assignment, bring_back, notice, send, values
 from support.roots import encoded
 from support.staged_files import publish, stage
 
+import embedlog
 from embedlog import catalog, errors, kv
 from embedlog.files import Files
 from embedlog.files.reserve import Reserve
@@ -94,6 +95,23 @@ def test_an_empty_directory_takes_the_place_of_one_that_fails_after_an_epoch_tha
     assert controller.image.online == (1, 2)
     send(log, "t", [b"b"])
     assert values(log, "t") == [b"a", b"b"]
+
+
+def test_two_of_four_directories_and_an_empty_one_are_a_majority(tmp_path):
+    """Three had each write, so one of the two has it, although a fourth one is away."""
+    paths = [tmp_path / f"disk{number}" for number in range(4)]
+    with embedlog.open(paths, maintenance=False) as log:
+        log.create_topic("t")
+        shutil.rmtree(paths[2])
+        notice(log)
+        send(log, "t", [b"a"])
+    paths[2].mkdir()
+    paths[3].rename(tmp_path / "away")
+
+    with embedlog.open(paths, maintenance=False) as log:
+        assert log.root.controller.image.online == (1, 2, 3)
+        send(log, "t", [b"b"])
+        assert values(log, "t") == [b"a", b"b"]
 
 
 def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(directories, log):

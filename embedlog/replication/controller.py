@@ -55,6 +55,7 @@ from embedlog.replication.metadata import (
     MetadataImage,
     check_quorum,
     put_epoch,
+    quorum_of,
 )
 from embedlog.replication.store import EPOCH_BITS, ReplicatedStore
 
@@ -581,12 +582,15 @@ class Controller:
         self, image: MetadataImage, returned: int, failed: Collection[int], *, lost: bool
     ) -> None:
         """Raise unless a majority is left, with a directory that returns, in the place of some."""
-        voters = set(image.online) - set(failed)
+        voters, count = set(image.online) - set(failed), len(image.directories)
+        # Of four, three have each write, so one of two that lost nothing has it.
+        has_all = count - len(voters) < quorum_of(count)
         # The epoch pages of those that failed show whether others went on with them and with it; in
         # the others, a killed process may have noted an epoch that never comes.
         pages = [each.epoch_page for each in self.online if each.id in failed]
         has_moved = any(page is not None and page[0] > self.epoch for page in pages)
-        if not lost or (not has_moved and self.directories.keys() >= set(image.online)):
+        all_open = self.directories.keys() >= set(image.online)
+        if not lost or has_all or (all_open and not has_moved):
             voters.add(returned)
         check_quorum(image, voters)
 

@@ -207,20 +207,26 @@ def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
     note_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
 
 
+def quorum_of(count: int) -> int:
+    """Return how many of the directories of a log have to be online for a change of its metadata.
+
+    A majority; but of two directories, one: that begins an epoch, and if the other one goes on
+    alone too, their histories part.
+    """
+    return 1 if count <= 2 else count // 2 + 1
+
+
 def check_quorum(
     image: MetadataImage, online: Collection[int], without: Collection[int] = ()
 ) -> None:
     """Raise unless these directories may decide for all of them, those left out that are given up.
-
-    A majority may.  Of two directories, one may: that begins an epoch, and if the other one goes
-    on alone too, their histories part.
 
     Raises:
         NotEnoughReplicasError: The others could have decided otherwise, without these.
     """
     all_paths = {each: info.path for each, info in image.directories.items() if each not in without}
     count = len(all_paths)
-    required = 1 if count <= 2 else count // 2 + 1
+    required = quorum_of(count)
     if len(online) < required:
         offline = [path for each, path in all_paths.items() if each not in online]
         raise NotEnoughReplicasError(
