@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.patience import patient
+from support.roots import healthy_log
 
 import embedlog
 import embedlog.kafka
@@ -65,13 +66,7 @@ class Order:
     parts: list[Part] = dataclasses.field(default_factory=list)
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log that is healthy when the test is done."""
-    log = embedlog.open(tmp_path / "log", maintenance=False)
-    yield log
-    assert log.housekeeping.verify() == []
-    log.close()
+log = healthy_log
 
 
 @pytest.fixture

@@ -276,16 +276,6 @@ def test_logical_types_are_those_of_fastavro():
     assert fastavro.schemaless_reader(io.BytesIO(data), parsed) == row
 
 
-def test_blocks_of_any_form_are_read():
-    """Several blocks, and blocks that begin with their size."""
-    numbers = one({"type": "array", "items": "long"})
-    names = one({"type": "map", "values": "int"})
-    data = pa.array([b"\x04\x02\x04\x02\x06\x00", b"\x03\x04\x08\x0a\x00", b"\x00"], pa.binary())
-    assert read(data, numbers) == [{"x": [1, 2, 3]}, {"x": [4, 5]}, {"x": []}]
-    data = pa.array([b"\x01\x06\x02a\x02\x02\x02b\x04\x00", b"\x00"], pa.binary())
-    assert read(data, names) == [{"x": [("a", 1), ("b", 2)]}, {"x": []}]
-
-
 def test_a_time_in_seconds_that_avro_cannot_hold_is_refused():
     """Milliseconds have fewer years; the error names the column."""
     batch = pa.RecordBatch.from_arrays(

@@ -117,19 +117,24 @@ SEGMENTS = [
     SegmentInfo(30, 3, NOW),
 ]
 KEY = keyspace.PARTITION_KEY.pack(1, 0)
+OTHERS = [keyspace.PARTITION_KEY.pack(*numbers) for numbers in ((0, 9), (1, 1), (2, 0))]
 
 
-def test_one_segment_is_found_without_the_others(state):
-    """By a seek, which agrees with the whole manifest at every edge and beside other partitions."""
-    others = [keyspace.PARTITION_KEY.pack(*numbers) for numbers in ((0, 9), (1, 1), (2, 0))]
+def put_segments(state):
+    """Write the manifest of a partition beside others, of which the last one has no segment."""
 
     def step(txn):
         for segment in SEGMENTS:
             catalog.put_segment(txn, KEY, segment)
-        for key in others[:2]:
+        for key in OTHERS[:2]:
             catalog.put_segment(txn, key, SegmentInfo(15, 99, NOW))
 
     state.write(step)
+
+
+def test_one_segment_is_found_without_the_others(state):
+    """By a seek, which agrees with the whole manifest at every edge and beside other partitions."""
+    put_segments(state)
 
     def read(lookup, *arguments):
         return state.read(lambda txn: lookup(txn, *arguments))
@@ -140,23 +145,15 @@ def test_one_segment_is_found_without_the_others(state):
     for number, next_segment in enumerate([*SEGMENTS[1:], None]):
         assert read(catalog.segment_after, KEY, SEGMENTS[number].base_offset) == next_segment
     # An offset before the first segment, which retention moved, is in the first one.
-    assert read(catalog.segment_at, others[1], 3).id == 99
-    assert read(catalog.last_segment, others[2]) is None
-    assert read(catalog.segment_at, others[2], 0) is None
-    assert read(catalog.segment_after, others[2], 0) is None
+    assert read(catalog.segment_at, OTHERS[1], 3).id == 99
+    assert read(catalog.last_segment, OTHERS[2]) is None
+    assert read(catalog.segment_at, OTHERS[2], 0) is None
+    assert read(catalog.segment_after, OTHERS[2], 0) is None
 
 
 def test_the_segments_of_a_range_are_those_that_overlap_it(state):
     """One scan agrees with the whole manifest at every edge and beside other partitions."""
-    others = [keyspace.PARTITION_KEY.pack(*numbers) for numbers in ((0, 9), (1, 1), (2, 0))]
-
-    def step(txn):
-        for segment in SEGMENTS:
-            catalog.put_segment(txn, KEY, segment)
-        for key in others[:2]:
-            catalog.put_segment(txn, key, SegmentInfo(15, 99, NOW))
-
-    state.write(step)
+    put_segments(state)
 
     def between(key, first, stop):
         segments = state.read(lambda txn: catalog.segments_between(txn, key, first, stop))
@@ -171,9 +168,9 @@ def test_the_segments_of_a_range_are_those_that_overlap_it(state):
         ]
         assert between(KEY, first, stop) == overlapping
     # An offset before the first segment, which retention moved, is in the first one.
-    assert between(others[1], 3, 20) == [15]
-    assert between(others[1], 3, 15) == []
-    assert between(others[2], 0, 1 << 63) == []
+    assert between(OTHERS[1], 3, 20) == [15]
+    assert between(OTHERS[1], 3, 15) == []
+    assert between(OTHERS[2], 0, 1 << 63) == []
 
 
 def test_dropping_a_segment_drops_its_index(state):

@@ -626,43 +626,6 @@ def test_a_file_of_other_columns_says_how_to_make_a_typed_topic(run, log_path, t
     assert "--schema-from FILE" in err
 
 
-@st.composite
-def some_rows(draw):
-    """Return some columns of a table with values of each type."""
-    names = draw(st.lists(st.sampled_from(EVERYTHING.schema.names), min_size=1, unique=True))
-    count = draw(st.integers(1, 5))
-    columns = [
-        pa.array(
-            draw(
-                st.lists(
-                    st.sampled_from(EVERYTHING[name].to_pylist()), min_size=count, max_size=count
-                )
-            ),
-            EVERYTHING.schema.field(name).type,
-        )
-        for name in names
-    ]
-    # An empty line is no row of CSV, and a null in its only column would be one.
-    return pa.table([*columns, list(range(count))], names=[*names, "row"])
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow])
-@given(some_rows(), st.sampled_from(["csv", "jsonl"]))
-def test_rows_of_text_are_read_as_they_were_written(table, name):
-    """Whatever their types; in CSV, bytes of a topic that are null are not those of length 0."""
-    file = io.BytesIO()
-    with rows_writer(file, name, table.schema) as write:
-        write(table)
-    file.seek(0)
-
-    parts = list(read_rows(file, name, first_version(table.schema, None, None)))
-    back = pa.concat_tables([part.table for part in parts], promote_options="default")
-    for column in table.column_names:
-        # A column of nulls may be left out.
-        values = back[column].to_pylist() if column in back.column_names else [None] * len(table)
-        assert values == table[column].to_pylist()
-
-
 def finite(value):
     """A value of a column as text has it: NaN and infinities are null."""
     if isinstance(value, float):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 from math import inf
 
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.faulty_files import FaultyFiles
 from support.roots import (
     bases,
     encoded,
-    healthy,
     make_log,
     offsets,
-    open_root,
     rows,
     segment_files,
 )
@@ -32,17 +28,15 @@ from embedlog.compaction import (
     try_clean,
 )
 from embedlog.compaction.key_hash import KeyHasher
-from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import TARGET_BYTES, Rewriter
 from embedlog.compaction.scanner import SegmentScanner
 from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
-from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
+from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError
 from embedlog.files.throttle import Throttle
 from embedlog.partition import flush, replace
 from embedlog.partition.log_start import move_log_start
 from embedlog.partition.producer_state import expire_producers
 from embedlog.partition.state import max_segment_ms
-from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
@@ -114,23 +108,6 @@ def test_the_active_segment_is_never_cleaned(log):
     compact(log)
 
     assert pairs_of(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
-
-
-def test_segments_deleted_during_a_compaction_are_skipped(root):
-    """D22: if retention deletes a segment that a pass has not read, the pass starts over."""
-    log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
-    for number in range(6):
-        segment(log, (b"a", b"%d" % number), (b"b%d" % number, b""))
-    calls = []
-
-    def progress(done: int, total: int) -> None:
-        calls.append(done)
-        if len(calls) == 3:
-            delete_records(log, 8)
-
-    compact(log, progress=progress)
-
-    assert pairs_of(log) == [(b"b4", b""), (b"a", b"5"), (b"b5", b"")]
 
 
 @pytest.mark.parametrize("checkpoint", [7, 1 << 40])
@@ -261,22 +238,6 @@ def test_explain_mentions_the_active_segment(log):
 
 
 # Which records are kept
-
-
-def test_the_last_record_of_each_key_is_kept_unchanged(root):
-    """D8, D10: offsets, order, timestamps, headers and the timestamp type stay."""
-    log = make_log(root, COMPACT)
-    put(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), at=[START + 5, START + 3, START + 9])
-    put(log, (b"c", b"4"), at=START + 1, headers=[[("h", b"x"), ("h", None)]])
-    put(log, (b"b", b"5"), at=START + 2, compression="zstd")
-    before = {row[0]: row for row in rows(log)}
-    log.roll()
-
-    result = compact(log)
-
-    assert rows(log) == [before[offset] for offset in (2, 3, 4)]
-    assert (result.records_read, result.records_kept) == (5, 3)
-    assert (log.start_offset(), log.end_offset()) == (0, 5)
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
@@ -651,25 +612,6 @@ def test_a_bad_partition_does_not_stop_the_others(root):
     path.write_bytes(original)
 
 
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
-    """P10: compaction succeeds as soon as there is space."""
-    root = open_root(tmp_path / "root", files=FaultyFiles)
-    log = make_log(root, COMPACT)
-    segment(log, (b"a", b"1"), (b"a", b"2"))
-    flush.flush_up_to(log, 2)
-    files = root.context.files
-    files.fail_at(0, errno.ENOSPC, only={"write"}, forever=True)
-    with pytest.raises(StorageError):
-        compact(log)
-    files.heal()
-
-    assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2")]
-    assert healthy(root)
-    compact(log)
-    assert pairs_of(log) == [(b"a", b"2")]
-    root.close()
-
-
 def test_the_throttle_limits_bytes_per_second():
     """io.max.bytes.per.second: each read is followed by a wait."""
     time, waits = [0.0], []
@@ -706,42 +648,6 @@ def test_different_keys_have_different_hashes():
     keys += [b"\1" + bytes(length - 1) for length in lengths if length > 1]
     high, low = KeyHasher().keys(pa.array(keys))
     assert len(set(zip(high.tolist(), low.tolist(), strict=True))) == len(set(keys))
-
-
-def test_the_hash_of_a_key_does_not_depend_on_its_chunk():
-    """A key alone, among keys of its length, among longer ones, and in a slice."""
-    hasher = KeyHasher()
-    keys = [b"k%d" % (number * number) for number in range(200)] + [b"x" * 300, None, b""]
-    high, low = hasher.keys(pa.array(keys))
-    for position in (0, 7, 150, 200, 202):
-        for chunk in (pa.array([keys[position]]), pa.array(keys).slice(position, 1)):
-            assert [hasher.keys(chunk)[0][0], hasher.keys(chunk)[1][0]] == [
-                high[position],
-                low[position],
-            ]
-    same_length = hasher.keys(pa.array(keys[4:10]))
-    assert same_length[0].tolist() == high[4:10].tolist()
-
-
-def test_the_offset_map_adds_rows_up_to_the_first_key_that_does_not_fit():
-    """D7: the rows of a chunk before the first new key that exceeds the capacity."""
-    hasher = KeyHasher()
-    keys = [b"a", b"b", b"a", b"c", b"a", b"d"]
-    high, low = hasher.keys(pa.array(keys))
-    for capacity in (1, 2, 3, 4):
-        offset_map = OffsetMap(24 * 8 * capacity, 1.0, 10, 16)
-        offset_map.capacity = capacity
-        added = offset_map.add(high, low, offsets_from(10, 6))
-        assert added == {1: 1, 2: 3, 3: 5, 4: 6}[capacity]
-        ends = offset_map.ends(high, low).tolist()
-        last = {key: 11 + position for position, key in enumerate(keys[:added])}
-        assert ends == [last.get(key, 0) for key in keys]
-
-
-def offsets_from(first, count):
-    import numpy as np
-
-    return np.arange(first, first + count)
 
 
 def test_the_defaults_of_compaction_are_kafkas():

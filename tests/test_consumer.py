@@ -228,17 +228,6 @@ def test_partitions_take_turns(root):
     ]
 
 
-def test_a_poll_returns_all_partitions_up_to_the_limit(root):
-    """E9: the limit applies to all partitions together."""
-    make_partitions(root)
-
-    polled = earliest_consumer(root).poll()
-
-    assert {tp: offsets(records) for tp, records in polled.items()} == {
-        tp: [0, 1, 2, 3] for tp in (T0, T1, T2)
-    }
-
-
 def test_poll_reads_no_more_than_one_fetch_of_a_partition(root):
     """max_partition_fetch_bytes and fetch_max_bytes limit the memory; one batch is always read."""
     root.create_topic("t", 2, TopicConfig())
@@ -271,12 +260,6 @@ def test_poll_waits_for_fetch_min_bytes_or_fetch_max_wait_ms(root):
 
 
 # Positions
-
-
-@pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 12)])
-def test_auto_offset_reset_decides_the_first_position(root, log, reset, position):
-    """E1."""
-    assert Consumer(root, "t", auto_offset_reset=reset).position(T0) == position
 
 
 def test_latest_is_the_default_and_the_end_at_the_time_of_assignment(root, log):
@@ -369,35 +352,6 @@ def test_records_fetched_ahead_and_then_truncated_are_not_returned(root, log):
     assert [record.value for record in records[-3:]] == [b"v100", b"v101", b"v102"]
 
 
-def test_position_is_the_next_offset_to_return(root, log):
-    """E3: after a poll, within a batch, and during an iteration."""
-    consumer = earliest_consumer(root)
-
-    assert consumer.position(T0) == 0
-    consumer.poll(max_records=4)
-    assert consumer.position(T0) == 4
-    for record in consumer:
-        assert consumer.position(T0) == record.offset + 1
-        if record.offset == 7:
-            break
-    assert consumer.position(T0) == 8
-    with pytest.raises(IllegalStateError):
-        consumer.position(T1)
-
-
-def test_seek_takes_effect_on_the_next_poll(root, log):
-    """E5: records that were fetched ahead are discarded."""
-    consumer = earliest_consumer(root)
-    consumer.poll(max_records=1)
-
-    consumer.seek(T0, 7)
-
-    assert consumer.position(T0) == 7
-    assert offsets(consumer.poll()[T0]) == [7, 8, 9, 10, 11]
-    consumer.seek(T0, 2)
-    assert offsets(consumer.poll(max_records=2)[T0]) == [2, 3]
-
-
 @pytest.mark.parametrize(("offset", "error"), [(-1, ValueError), ("1", TypeError)])
 def test_seek_takes_only_offsets(root, log, offset, error):
     """E5."""
@@ -405,22 +359,18 @@ def test_seek_takes_only_offsets(root, log, offset, error):
         earliest_consumer(root).seek(T0, offset)
 
 
-def test_seek_needs_an_assigned_partition(root, log):
-    """E5."""
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda consumer: consumer.seek(T1, 0),
+        lambda consumer: consumer.pause(T1),
+        lambda consumer: consumer.position(T1),
+    ],
+)
+def test_a_position_needs_an_assigned_partition(root, log, call):
+    """E5, E11."""
     with pytest.raises(IllegalStateError, match="not assigned"):
-        earliest_consumer(root).seek(T1, 0)
-
-
-def test_seeking_to_the_ends_is_lazy(root, log):
-    """E5: the end is determined by the next poll."""
-    consumer = earliest_consumer(root)
-
-    consumer.seek_to_end()
-    fill(log, 1, first=100)
-    assert consumer.position(T0) == 13
-    consumer.seek_to_beginning(T0)
-    assert consumer.position(T0) == 0
-    assert len(drained(consumer)) == 13
+        call(earliest_consumer(root))
 
 
 def test_lag_is_the_distance_to_the_end(root, log):
@@ -485,18 +435,6 @@ def test_assign_reads_only_these_partitions(root):
     consumer.assign([])
     with pytest.raises(IllegalStateError):
         consumer.poll()
-
-
-def test_assign_and_topics_exclude_each_other(root, log):
-    """E16: until unsubscribe is called."""
-    consumer = earliest_consumer(root)
-    assert consumer.subscription() == {"t"}
-
-    with pytest.raises(IllegalStateError):
-        consumer.assign([T0])
-    consumer.unsubscribe()
-    consumer.assign([T0])
-    assert len(consumer.poll()[T0]) == 12
 
 
 def test_assigning_an_unknown_partition_is_an_error(root, log):
@@ -568,23 +506,6 @@ def test_an_assigned_partition_that_was_deleted_is_an_error(root, log):
 
 
 # Pause
-
-
-def test_a_paused_partition_returns_nothing_and_keeps_its_position(root):
-    """E11."""
-    make_partitions(root, partitions=2)
-    consumer = earliest_consumer(root)
-    consumer.poll(max_records=1)
-
-    consumer.pause(T0)
-
-    assert consumer.paused() == {T0}
-    assert set(consumer.poll()) == {T1}
-    assert consumer.position(T0) == 1
-    consumer.resume(T0)
-    assert offsets(consumer.poll()[T0]) == [1, 2, 3]
-    with pytest.raises(IllegalStateError):
-        consumer.pause(T2)
 
 
 def test_pause_takes_effect_within_an_iteration(root):
@@ -982,22 +903,6 @@ def test_only_one_thread_may_use_a_consumer(root, log):
     assert offsets(polled[0][T0]) == [12]
 
 
-def test_close_from_another_thread_ends_a_wait(root, log):
-    """Otherwise closing the log would wait for a record."""
-    consumer = earliest_consumer(root)
-    counts = []
-    thread = threading.Thread(target=lambda: counts.append(len(list(consumer))))
-    thread.start()
-    time.sleep(0.05)
-
-    start = time.monotonic()
-    consumer.close()
-    thread.join(patient(5))
-
-    assert counts == [12]
-    assert time.monotonic() - start < patient(0.5)
-
-
 # Close, groups and visibility
 
 
@@ -1010,7 +915,10 @@ def test_a_closed_consumer_refuses_everything(root, log):
     consumer.close()
 
     assert record.offset == 3
-    for call in (consumer.poll, consumer.assignment, consumer.iter_records, consumer.iter_batches):
+    for call in (
+        *(consumer.poll, consumer.assignment, consumer.iter_records, consumer.iter_batches),
+        *(consumer.commit, lambda: consumer.subscribe(["t"])),
+    ):
         with pytest.raises(ClosedError):
             call()
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.children import PausedChild
 from support.random_columns import arrow, canonical, key_types, or_none, types, values
-from support.roots import healthy
+from support.roots import healthy, healthy_log
 
 import embedlog
 from embedlog.cli import main
@@ -41,10 +41,7 @@ ORDER = {
 ROWS = [{"id": number, "item": None if number % 3 else f"item {number}"} for number in range(12)]
 
 
-@pytest.fixture
-def log(tmp_path):
-    with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        yield log
+log = healthy_log
 
 
 def orders(log, *, value="avro", key="int", partitions=3):

@@ -29,7 +29,6 @@ from embedlog.errors import (
     DeliveryFailedError,
     LockTimeoutError,
     LogDeletedError,
-    RecordTooLargeError,
     StorageError,
     TimeoutError,  # noqa: A004 - it is one
 )
@@ -731,11 +730,3 @@ def test_a_topic_that_is_deleted_is_not_taken_for_a_deleted_log(root, tmp_path):
         other.delete_topic("one")
         other.close()
         assert producer.send("one", b"2").result(patient(5)).offset == 0
-
-
-# The end of the file
-
-
-def test_a_record_that_is_too_large_is_still_a_future(root, producer):
-    """G7: `send` itself does not raise."""
-    assert type(producer.send("one", bytes(2 << 20)).exception) is RecordTooLargeError

@@ -96,15 +96,6 @@ def test_a_lock_file_that_cannot_be_opened_does_not_prove_death(group, monkeypat
     assert group.remove_dead_members() == [member.id]
 
 
-def test_a_process_id_says_nothing_about_a_member(group):
-    """Another process may have the same id: only the lock counts (R4)."""
-    member = join(group)
-    assert member.info.pid == os.getpid()
-    crash(member)
-
-    assert group.remove_dead_members() == [member.id]
-
-
 def test_a_check_that_finds_no_dead_member_changes_nothing(group):
     """No member is woken."""
     join(group)

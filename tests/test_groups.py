@@ -31,7 +31,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.times import to_timestamp
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 SECOND = 1000
@@ -643,14 +642,3 @@ def test_a_topic_can_be_deleted_while_a_group_reads_it(log):
         assert log.groups["g"].lag() == {U0: 0}
         consumer.poll(timeout_ms=0)
         assert consumer.assignment() == {U0}
-
-
-def test_times_are_rounded_up_to_milliseconds():
-    """A record before the time must not count as after it."""
-    time = datetime(2024, 1, 1, tzinfo=UTC)
-    expected = 1_704_067_200_000
-
-    assert to_timestamp(time) == expected
-    assert to_timestamp(time + timedelta(microseconds=1)) == expected + 1
-    assert to_timestamp(time - timedelta(microseconds=1)) == expected
-    assert to_timestamp(time.replace(tzinfo=None)) == expected

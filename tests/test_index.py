@@ -1,8 +1,6 @@
 """The sparse index: entries, and the bisections by offset and by time."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.roots import make_store
 
 from embedlog import index, keyspace, kv
@@ -46,32 +44,6 @@ def test_a_damaged_row_of_the_active_segment_counts_as_none(live):
     assert live.read(lambda txn: index.entries(txn, KEY, 7)) == [ENTRIES[0], ENTRIES[2]]
     for lookup in (index.active_position_of_offset, index.active_position_from_offset):
         assert live.read(lambda txn, lookup=lookup: lookup(txn, KEY, 7, 20)) is None
-
-
-def test_a_lookup_by_time_never_skips_a_record_that_is_new_enough():
-    """It finds the last entry before which every record is older; equal is not older (B8, B9)."""
-    expected = {0: None, 50: None, 51: 2000, 90: 2000, 91: 3000, 1000: 3000}
-
-    assert {time: index.position_of_time(ENTRIES, time) for time in expected} == expected
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 20)), max_size=30),
-    st.integers(0, 22),
-    st.integers(0, 160),
-)
-def test_lookups_agree_with_a_linear_search(batches, time, offset):
-    """For random batches and entries, a lookup finds what a full scan finds (B2, B9)."""
-    entries, base_offset, latest = [], 0, 0
-    for number, (count, stamp) in enumerate(batches):
-        if number and count % 2:
-            entries.append(IndexEntry(base_offset, base_offset * 10, latest))
-        base_offset, latest = base_offset + count, max(latest, stamp) if number else stamp
-
-    below = [entry.position for entry in entries if entry.offset <= offset]
-    older = [entry.position for entry in entries if entry.timestamp_before < time]
-    assert index.position_of_offset(entries, offset) == (below[-1] if below else None)
-    assert index.position_of_time(entries, time) == (older[-1] if older else None)
 
 
 def test_entries_survive_a_reopen(live, tmp_path):

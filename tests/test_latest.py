@@ -3,7 +3,7 @@
 import pytest
 from support.manual_compaction import keep
 from support.patience import patient
-from support.roots import encoded
+from support.roots import encoded, healthy_log
 
 import embedlog
 from embedlog.errors import CorruptionError, InvalidConfigError, ReadOnlyError
@@ -13,12 +13,7 @@ from embedlog.partitioner import partition_for_key
 CONFIG = {"cleanup.policy": "compact"}
 
 
-@pytest.fixture
-def log(tmp_path):
-    """An open log; healthy when the test is done."""
-    with embedlog.open(tmp_path / "log") as log:
-        yield log
-        assert log.housekeeping.verify() == []
+log = healthy_log
 
 
 def send(log, *pairs, topic="t", partition=None):

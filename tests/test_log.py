@@ -28,7 +28,6 @@ from embedlog.errors import (
     InvalidRecordError,
     LockTimeoutError,
     LogTruncatedError,
-    OffsetOutOfRangeError,
     OffsetsOutOfOrderError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
@@ -124,16 +123,6 @@ def test_readers_that_refresh_do_not_disturb_an_appender(root):
 # Reading
 
 
-def test_reading_at_the_end_is_empty_and_past_it_out_of_range(log):
-    """The end of the log is a valid position, the offset after it is not (A17)."""
-    fill(log, 3)
-
-    assert log.reader(3).read() == []
-    for offset in (-1, 4, 1 << 62):
-        with pytest.raises(OffsetOutOfRangeError, match=r"outside 0\.\.3"):
-            log.reader(offset)
-
-
 def test_a_reader_uses_the_tail_of_its_caller_only_to_go_on(log):
     """The tail may be older than the position of the reader, or than a truncation."""
     old_tail = log.tail()
@@ -149,17 +138,6 @@ def test_a_reader_uses_the_tail_of_its_caller_only_to_go_on(log):
     reader, tail_before_cut = log.reader(2), log.tail()
     log.truncate_to(3)
     assert [batch.base_offset for batch in reader.read(tail=tail_before_cut)] == [2]
-
-
-@pytest.mark.parametrize("max_bytes", [1, 600, 5000, 1 << 20])
-def test_reading_piece_by_piece_gives_every_record_once(root, max_bytes):
-    """It crosses all segments, for any `max_bytes` (A18, A19)."""
-    log = make_log(root, {"segment.bytes": 2000, "index.interval.bytes": 600})
-    fill(log, 20, size=3)
-
-    assert len(bases(log)) > 3
-    for offset in range(61):
-        assert [row[0] for row in rows(log, offset, max_bytes)] == list(range(offset, 60))
 
 
 def test_nothing_past_the_published_end_is_read(root, log):
@@ -335,12 +313,3 @@ def test_a_truncation_at_or_past_the_end_does_nothing(log):
     assert (log.end_offset(), log.tail().leader_epoch) == (3, epoch)
     with pytest.raises(ValueError, match="at least 0, got -1"):
         log.truncate_to(-1)
-
-
-def test_a_truncation_to_the_start_empties_the_log(log):
-    """The log is empty, and starts and ends at the offset (A35)."""
-    fill(log, 3)
-    log.truncate_to(0)
-
-    assert (log.start_offset(), log.end_offset(), values(log)) == (0, 0, [])
-    assert log.append([encoded(b"x")]) == [Appended(0, 1)]

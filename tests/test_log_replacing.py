@@ -1,7 +1,6 @@
 """Sealed segments that were replaced by compacted ones, whose offsets have gaps (D10, D25)."""
 
 import pytest
-from support.faulty_files import FaultyFiles
 from support.manual_compaction import keep
 from support.roots import (
     abandon,
@@ -18,8 +17,8 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
-from embedlog.errors import FencedError, StorageError
-from embedlog.partition import flush, replace
+from embedlog.errors import FencedError
+from embedlog.partition import replace
 from embedlog.record import TopicPartition
 from embedlog.root.repair import repair_root
 from embedlog.segment import SegmentFile
@@ -131,24 +130,6 @@ def test_one_process_at_a_time_rewrites_a_partition(root, log):
     with replace.rewrite_lock(log):
         assert uncommitted_files(log) == []
     assert len(segment_files(root.path)) == 3
-
-
-def test_a_failed_flush_of_a_new_file_changes_nothing(tmp_path):
-    """P9: the log keeps its old files and accepts appends."""
-    root = open_root(tmp_path / "root", files=FaultyFiles)
-    log = make_log(root, CONFIG)
-    fill(log, 12, size=3)
-    flush.flush_up_to(log, 33)
-    root.context.files.fail_at(0, 5, only={"sync"})
-
-    with pytest.raises(StorageError) as raised:
-        keep(log, KEPT)
-
-    assert raised.type is StorageError
-    assert offsets(log) == list(range(36))
-    fill(log, 1, durability="fsync")
-    assert len(segment_files(root.path)) == 3
-    root.close()
 
 
 def test_a_view_counts_the_records_that_are_left(root, log):

@@ -1,11 +1,11 @@
 """Idempotence: repeated batches are detected, gaps in the sequence raise (G15–G19)."""
 
 import pytest
-from support.clock import START, ManualClock
+from support.clock import ManualClock
 from support.roots import abandon, encoded, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
-from embedlog.partition.producer_state import expire_producers, read_producer
+from embedlog.partition.producer_state import read_producer
 from embedlog.record import Appended
 
 
@@ -48,41 +48,6 @@ def test_a_lower_epoch_is_fenced_and_a_higher_one_begins_at_0(log):
 
 
 DAY = 86_400_000
-
-
-def test_a_producer_that_was_idle_for_a_day_is_forgotten(log, clock):
-    """Its next batch may have any sequence number, like one of a new producer (G17, G19)."""
-    send(log, 0)
-    clock.advance(1)
-    send(log, 0, pid=8)
-
-    assert expire_producers(log, START + DAY - 1) == 0
-    assert expire_producers(log, START + DAY) == 1
-    assert read_producer(log, 7) is None
-    with pytest.raises(OutOfOrderSequenceError):
-        send(log, 5, pid=8)
-    assert send(log, 5) == Appended(2, 3)
-    assert send(log, 5) == Appended(2, 3, None, True)
-
-
-def test_an_append_keeps_a_producer_for_another_day(log, clock):
-    """The idle time counts from the last append, by the log's clock (G19)."""
-    send(log, 0)
-    clock.advance(DAY - 1)
-    send(log, 1)
-    clock.advance(DAY - 1)
-
-    assert expire_producers(log, clock()) == 0
-    assert send(log, 0) == Appended(0, 1, None, True)
-
-
-def test_how_long_a_producer_is_remembered_is_a_setting(root, clock):
-    """producer.id.expiration.ms is a setting of the topic; in Kafka, of the broker (G19)."""
-    log = make_log(root, {"producer.id.expiration.ms": 1000})
-    send(log, 0)
-
-    assert expire_producers(log, clock.advance(999)) == 0
-    assert expire_producers(log, clock.advance(1)) == 1
 
 
 def test_a_roll_forgets_idle_producers(log, clock):

@@ -160,18 +160,6 @@ def test_a_copy_keeps_the_append_times_of_its_source(a, b, clock):
     assert len(b.partition("t", 0).segments) == 1
 
 
-def test_a_second_run_copies_what_is_new(a, b):
-    """The position is the log end offset of the copy."""
-    a.create_topic("t")
-    send(a, "t", b"1", b"2")
-    mirror(a, b)
-    send(a, "t", b"3")
-
-    assert mirror(a, b).status.records == 1
-    assert records(b, "t") == records(a, "t")
-    assert mirror(a, b).status.records == 0
-
-
 def test_a_compacted_source_is_copied_with_its_gaps(a, b):
     """In batches and segments like those of the source, not in one for each gap."""
     a.create_topic("t", config={"cleanup.policy": "compact"})
@@ -414,31 +402,6 @@ def test_what_retention_took_before_it_was_copied_is_reported_in_numbers(a, b, c
     (event,) = events(b, "skipped")
     assert (event["first_offset"], event["next_offset"], event["offsets"]) == (10, 25, 15)
     assert b.metrics()["mirror.m"]["record-skipped-total"] == 15
-
-
-def test_a_source_that_was_cut_is_not_copied_over_other_records(a, b):
-    """Nor if new records have the offsets since; cut as the source was, the copy goes on."""
-    for topic in ("t", "u"):
-        a.create_topic(topic)
-        for number in range(10):
-            a.partition(topic, 0).append([encoded(b"%d" % number)])
-    mirror(a, b)
-    a.partition("t", 0).truncate_to(6)
-    send(a, "u", b"more")
-
-    with pytest.raises(MirrorDivergedError) as caught:
-        mirror(a, b)
-    assert (caught.value.next_offset, caught.value.topic) == (6, "t")
-    assert records(b, "u") == records(a, "u"), "the rest is copied"
-
-    send(a, "t", *(b"new %d" % number for number in range(10)))
-    with pytest.raises(MirrorDivergedError) as caught:
-        mirror(a, b)
-    assert caught.value.next_offset == 6
-    assert len(b["t"]) == 10
-    b.partition("t", 0).truncate_to(6)
-    mirror(a, b)
-    assert records(b, "t") == records(a, "t")
 
 
 @pytest.mark.parametrize("grown", [6, 9, 10, 11, 15])

@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import forks
-from support.full_disk_housekeeping import SmallDiskFiles
+from support.full_disk import SmallDiskFiles
 from support.patience import patient
 from support.producer_calls import buffered_bytes, totals
-from support.roots import encoded, healthy, open_root, rows, values
+from support.roots import healthy, open_root, rows, values
 
 import embedlog
 from embedlog.config import TopicConfig
@@ -1320,19 +1320,6 @@ def test_with_fsync_a_result_means_durable(tmp_path):
         producer.send("t", b"v").result()
         assert log.tail().durable_offset == 51
     root.close()
-
-
-def test_a_new_epoch_is_answered_with_its_own_batches_only(root):
-    """G16, G17: it repeats no batch of the old one, and its sequence begins at 0, as in Kafka."""
-    log = root.partition("one", 0)
-    log.append([encoded(b"a", producer=(9, 0, 0))])
-    log.append([encoded(b"b", producer=(9, 1, 0))])
-    (repeated,) = log.append([encoded(b"b", producer=(9, 1, 0))])
-    assert repeated.duplicate and repeated.base_offset == 1
-    with pytest.raises(InvalidProducerEpochError):
-        log.append([encoded(b"c", producer=(9, 0, 1))])
-    with pytest.raises(OutOfOrderSequenceError):
-        log.append([encoded(b"c", producer=(9, 2, 5))])
 
 
 def test_a_record_that_is_written_but_not_flushed_in_time_fails_as_that(tmp_path, monkeypatch):

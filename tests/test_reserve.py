@@ -11,7 +11,7 @@ import pytest
 from support import forks
 from support.clock import START, ManualClock
 from support.faulty_files import FaultyFiles
-from support.full_disk_housekeeping import SmallDiskFiles
+from support.full_disk import SmallDiskFiles
 from support.roots import encoded, fill, healthy, make_log, offsets, open_root, values
 
 from embedlog import batch, compaction

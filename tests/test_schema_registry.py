@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from support.children import run_python
+from support.roots import healthy_log
 
 import embedlog
 from embedlog.display import need
@@ -45,13 +46,7 @@ WITHOUT_DEFAULT = record(ITEM, ("price", "double"))
 ONLY_PRICE = record(("price", "double", 0.0))
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log that is healthy when the test is done."""
-    log = embedlog.open(tmp_path / "log", maintenance=False)
-    yield log
-    assert log.housekeeping.verify() == []
-    log.close()
+log = healthy_log
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from support.random_columns import (
     widened,
     wider,
 )
+from support.roots import healthy_log
 
 import embedlog
 from embedlog.errors import (
@@ -47,14 +48,7 @@ from embedlog.schemas.rows import python_rows
 from embedlog.schemas.topic_schema import first_version
 from embedlog.schemas.values import arrow_array, checker_of, nullable, python_values
 
-
-@pytest.fixture
-def log(tmp_path):
-    """A log that is healthy when the test is done."""
-    log = embedlog.open(tmp_path / "log", maintenance=False)
-    yield log
-    assert log.housekeeping.verify() == []
-    log.close()
+log = healthy_log
 
 
 def schema_of(*fields, key=None, timestamp=None):

@@ -10,7 +10,7 @@ import textwrap
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.roots import encoded
+from support.roots import encoded, healthy_log
 
 import embedlog
 from embedlog import catalog
@@ -19,13 +19,7 @@ from embedlog.errors import EmbedlogError, UnknownTopicOrPartitionError
 ROWS = 100
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log that is healthy when the test is done."""
-    log = embedlog.open(tmp_path / "log")
-    yield log
-    assert log.housekeeping.verify() == []
-    log.close()
+log = healthy_log
 
 
 @pytest.fixture

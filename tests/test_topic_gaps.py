@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.clock import START
 from support.manual_compaction import keep
-from support.roots import encoded
+from support.roots import encoded, healthy_log
 from support.tiers import choose
 
 import embedlog
@@ -143,13 +143,7 @@ def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
     topic.log.close()
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log that is healthy when the test is done."""
-    log = embedlog.open(tmp_path / "log")
-    yield log
-    assert log.housekeeping.verify() == []
-    log.close()
+log = healthy_log
 
 
 def compacted_topic(log):

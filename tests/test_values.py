@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.roots import healthy_log
 
 import embedlog
 from embedlog.api import frames
@@ -32,13 +33,7 @@ kafka = pytest.importorskip("kafka.serializer")
 confluent = pytest.importorskip("confluent_kafka.serialization")
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log that is healthy when the test is done."""
-    log = embedlog.open(tmp_path / "log", maintenance=False)
-    yield log
-    assert log.housekeeping.verify() == []
-    log.close()
+log = healthy_log
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from support import forks
 from support.case_workers import Outcome, Progress, share_out
 from support.children import PausedChild
 from support.damage import readable, replaced, scrambled, snapshot
-from support.durability_check import Rebooted
-from support.faulty_files import materialise, scratch_directory
+from support.faulty_files import after_reboot, materialise, scratch_directory
 from support.patience import patient
 from support.power_cut import Image
 from support.roots import Row, abandon, encoded, make_log, make_store, open_root, rows
@@ -112,12 +111,12 @@ def damage_databases(
             previous = damaged
             outcome.count += 1
             outcome.keys.add((case, hash(data), twice and number, rebooted))
-            files = partial(Rebooted, boot=str(number)) if rebooted else Files
+            files = after_reboot(str(number)) if rebooted else Files
             with outcome.finding(progress.last):
                 if path == LIVE and not clean and not rebooted:
                     _survive(directory)
                     # What is wrong with it goes with the boot, or by hand.
-                    files = partial(Rebooted, boot=str(number))
+                    files = after_reboot(str(number))
                 outcome.note(_outcome_of(directory, files, expected, image, path, kind, clean))
             if outcome.enough:
                 return

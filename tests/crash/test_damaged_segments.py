@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support.case_workers import Outcome, Progress, share_out
 from support.damage import mutations, readable, replaced, rows_in, scrambled, snapshot
-from support.durability_check import Rebooted
-from support.faulty_files import materialise, scratch_directory
+from support.faulty_files import after_reboot, materialise, scratch_directory
 from support.power_cut import Image
 from support.roots import Row, abandon, encoded, make_log, open_root, rows, segment_files
 from support.tiers import choose, sample
@@ -123,7 +121,7 @@ def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, progress: Progr
             previous = damaged
             outcome.count += 1
             outcome.keys.add((case, path, hash(bytes_)))
-            boot = {} if state == "same boot" else {"files": partial(Rebooted, boot=f"{number}")}
+            boot = {} if state == "same boot" else {"files": after_reboot(f"{number}")}
             with outcome.finding(progress.last):
                 check_damaged(open_root(directory, **boot), expected, path, bytes_, outcome)
             if outcome.enough:

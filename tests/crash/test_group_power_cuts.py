@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from support.case_workers import Outcome, Progress, share_out
-from support.durability_check import Rebooted
-from support.faulty_files import scratch_directory
+from support.faulty_files import after_reboot, scratch_directory
 from support.group_consumers import RecordingListener, drained
 from support.power_cut import Recording, materialised
-from support.power_cut_workload import check_states
+from support.power_cut_workload import Recorder, check_states
 from support.roots import abandon, encoded, open_root
 from support.tiers import choose
-from support.workload import Recorder
 
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
@@ -54,21 +51,21 @@ def _record(path: Path, case: CommitCut) -> Recording:
     recorder = Recorder()
     root = open_root(path, files=recorder, durability=case.durability)
     root.create_topic("t", 1, TopicConfig.parse({"segment.bytes": 2000}))
-    recorder.note("created")
+    recorder.put("created")
     log, member = root.partition("t", 0), _consumer(root, case.subscribed)
     dice = random.Random(case.seed)
     for _ in range(case.steps):
         log.append([encoded(*[b"v" * 50] * dice.randint(1, 5))])
         drained(member)
         position = member.position(T0)
-        recorder.note("begun", position)
+        recorder.put("begun", position)
         member.commit()
-        recorder.note("done" if case.durability == "fsync" else "volatile", position)
+        recorder.put("done" if case.durability == "fsync" else "volatile", position)
         if dice.random() < 0.2:
             offsets.checkpoint(root.context.live, root.context.state)
-            recorder.note("done", position)
+            recorder.put("done", position)
     member.close()
-    recorder.note("done", position)
+    recorder.put("done", position)
     recording = recorder.recording()
     abandon(root)
     return recording
@@ -91,11 +88,11 @@ def _consumer(root: Any, subscribed: bool) -> Consumer:
 
 
 def _check(directory: Path, notes: list[Any], number: int, case: CommitCut) -> None:
-    root = open_root(directory, files=partial(Rebooted, boot=f"boot {number}"))
+    root = open_root(directory, files=after_reboot(f"boot {number}"))
     try:
         positions = {kind: details[0] for kind, *details in notes if details}
         if "t" not in root.topics():
-            assert ("created",) not in notes
+            assert ["created"] not in notes
             return
         end = root.partition("t", 0).end_offset()
         most, least = positions.get("begun", 0), min(positions.get("done", 0), end)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from support.case_workers import share_out
+from support.case_workers import Work, share_out
 from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
 from support.tiers import choose
 
@@ -20,6 +22,14 @@ def cases(states: int, cuts: int, synced: tuple[float, ...], first: int = 0) -> 
     ]
 
 
+def check(work: Work, cuts: list[Cut], states: int, record_property: Any) -> None:
+    """Fail if a state is wrong, or if there are fewer of them."""
+    outcome = share_out(work, cuts)
+    record_property("states", str(outcome))
+    assert not outcome.findings, str(outcome)
+    assert outcome.distinct >= states, f"-> {outcome.distinct} states"
+
+
 @pytest.mark.parametrize(
     "states",
     [choose(test=150, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
@@ -27,11 +37,7 @@ def cases(states: int, cuts: int, synced: tuple[float, ...], first: int = 0) -> 
 )
 def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_property):
     """P4: it opens by itself, each partition is a prefix, and no acknowledged record is lost."""
-    outcome = share_out(cut_everywhere, cases(states, EACH, (1.0, 1.0, 0.6)))
-    record_property("states", str(outcome))
-
-    assert not outcome.findings, str(outcome)
-    assert outcome.distinct >= states, f"-> {outcome.distinct} states"
+    check(cut_everywhere, cases(states, EACH, (1.0, 1.0, 0.6)), states, record_property)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +47,12 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
     """P5: never a hole, never less than the last flush, never a record that was not sent."""
-    outcome = share_out(cut_everywhere, cases(states, EACH, (0.0, 0.0, 0.2), first=1_000_000))
-    record_property("states", str(outcome))
-
-    assert not outcome.findings, str(outcome)
-    assert outcome.distinct >= states, f"-> {outcome.distinct} states"
+    check(
+        cut_everywhere,
+        cases(states, EACH, (0.0, 0.0, 0.2), first=1_000_000),
+        states,
+        record_property,
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,10 +62,9 @@ def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, rec
 )
 def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):
     """P6: the second recovery finds what the first one kept, and nothing it had cut."""
-    outcome = share_out(
-        cut_the_recovery, cases(states, choose(test=25, all=100), (0.0, 1.0, 0.5), first=2_000_000)
+    check(
+        cut_the_recovery,
+        cases(states, choose(test=25, all=100), (0.0, 1.0, 0.5), first=2_000_000),
+        states,
+        record_property,
     )
-    record_property("states", str(outcome))
-
-    assert not outcome.findings, str(outcome)
-    assert outcome.distinct >= states, f"-> {outcome.distinct} states"

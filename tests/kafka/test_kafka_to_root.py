@@ -10,19 +10,14 @@ import pytest
 from support.clock import START
 from support.kafka_topics import random_rows, rows_of
 from support.patience import patient
+from support.roots import healthy_log
 
 import embedlog
 from embedlog.errors import InvalidConfigError, KafkaClusterError, MirrorDivergedError
 from embedlog.mirrors.root_source import RootSource
 from embedlog.record import TopicPartition
 
-
-@pytest.fixture
-def log(tmp_path):
-    """A log, verified when the test is done."""
-    with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        yield log
-        assert log.housekeeping.verify() == []
+log = healthy_log
 
 
 def mirror(kafka, log, topic=None, **options):

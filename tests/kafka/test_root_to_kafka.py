@@ -16,7 +16,7 @@ from support import forks
 from support.clock import START
 from support.kafka_topics import random_rows, rows_of
 from support.manual_compaction import keep
-from support.roots import encoded
+from support.roots import encoded, healthy_log
 
 import embedlog
 from embedlog import batch
@@ -31,12 +31,7 @@ from embedlog.mirrors.kafka_target import KafkaTarget
 from embedlog.mirrors.root_source import RootSource
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
-
-@pytest.fixture
-def log(tmp_path):
-    """A log to copy from."""
-    with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        yield log
+log = healthy_log
 
 
 def fill(log, topic, dice, count, compression="none", most=1000):

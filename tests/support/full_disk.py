@@ -78,20 +78,63 @@ def _mounted(directory: Path, *commands: list[str]) -> Iterator[Disk | None]:
             subprocess.run(["umount", "--lazy", os.fspath(directory)], check=True)
 
 
-class LimitedFiles(FaultyFiles):
-    """Files on a disk that fills up as the kernel shows it: a short write, then ENOSPC."""
+class SmallDiskFiles(FaultyFiles):
+    """A model of a small disk: writes and allocations take space, and unlinks free it.
 
-    left: int | None = None
+    LMDB does not write through `Files`: a commit takes two pages, as if it reused none.
+    """
+
+    room: int | None = None
+    """Free bytes; None means those of the real disk."""
+    disk = 16 << 20
+    reported: int | None = None
+    """The free bytes that the file system reports, if not the real number."""
+
+    def free_bytes(self) -> int:
+        if self.reported is not None:
+            return self.reported
+        return super().free_bytes() if self.room is None else self.room
+
+    def total_bytes(self) -> int:
+        return self.disk
+
+    def take(self, size: int) -> None:
+        if self.room is not None:
+            if size > self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.room -= size
 
     def _pwritev(self, fd: int, buffers: Any, position: int) -> int:  # type: ignore[override]
-        if self.left is not None:
+        if self.room is not None:
             whole = b"".join(map(bytes, buffers))
-            allowed = min(len(whole), self.left)
-            if not allowed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.left -= allowed
-            buffers = [whole[:allowed]]
+            fits = min(len(whole), self.room + max(self.size(fd) - position, 0))
+            self.take(max(position + fits - self.size(fd), 0) or (0 if fits else 1))
+            buffers = [whole[:fits]]
         return super()._pwritev(fd, buffers, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        if self.room is not None:
+            self.room += max(self.size(fd) - size, 0)
+        super().truncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        grown = max(size - self.size(fd), 0)
+        try:
+            self.take(grown)
+        except OSError as error:
+            raise self._failed(error, "allocate", fd) from error
+        super().allocate(fd, size)
+        if self.room is not None and not os.fstat(fd).st_nlink:
+            # It was unlinked before, and is closed next.
+            self.room += grown
+
+    def unlink(self, path: str, missing_ok: bool = False) -> None:
+        size = 0
+        with suppress(OSError):
+            size = os.stat(f"{self.root}/{path}").st_size
+        super().unlink(path, missing_ok)
+        if self.room is not None:
+            self.room += size
 
 
 class FreeSpace(NamedTuple):
@@ -117,7 +160,7 @@ def check_full_disk(case: FreeSpace, *, directory: Path, disk: Disk | None) -> i
 
 
 def _fill(root: Path, journal: Path, case: FreeSpace, disk: Disk | None) -> int:
-    process = ProgramProcess(root, journal=journal, files=LimitedFiles, forgiving=True)
+    process = ProgramProcess(root, journal=journal, files=SmallDiskFiles, forgiving=True)
     for step in (("open", "os"), ("create", "d", 2, 20_000)):
         process.do(step)
     for key in PARTITIONS:
@@ -126,13 +169,13 @@ def _fill(root: Path, journal: Path, case: FreeSpace, disk: Disk | None) -> int:
     if disk:
         disk.leave(case.size)
     else:
-        process.log.root.context.files.left = case.size
+        process.log.root.context.files.room = case.size
     room = _until_full(process, case.durability)
     _check_while_full(process, disk)
     if disk:
         disk.free()
     else:
-        process.log.root.context.files.left = None
+        process.log.root.context.files.room = None
     _check_after(process)
     journal_check.check(process.log, journal, goes_on=False)
     return room

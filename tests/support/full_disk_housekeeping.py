@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,8 +17,7 @@ from embedlog.files import Files
 from embedlog.record import TopicPartition
 from support import forks
 from support.clock import START, ManualClock
-from support.faulty_files import FaultyFiles
-from support.full_disk import PAGE, Disk
+from support.full_disk import PAGE, Disk, SmallDiskFiles
 
 DAY = 86_400_000
 KEYS = 50
@@ -44,65 +42,6 @@ class FullDiskCase(NamedTuple):
     """Whether there is a reserve to give up."""
     reported: int | None = None
     """The free space that the file system reports, if not the real one; for a model only."""
-
-
-class SmallDiskFiles(FaultyFiles):
-    """A model of a small disk: writes and allocations take space, and unlinks free it.
-
-    LMDB does not write through `Files`: a commit takes two pages, as if it reused none.
-    """
-
-    room: int | None = None
-    """Free bytes; None means those of the real disk."""
-    disk = 16 << 20
-    reported: int | None = None
-    """The free bytes that the file system reports, if not the real number."""
-
-    def free_bytes(self) -> int:
-        if self.reported is not None:
-            return self.reported
-        return super().free_bytes() if self.room is None else self.room
-
-    def total_bytes(self) -> int:
-        return self.disk
-
-    def take(self, size: int) -> None:
-        if self.room is not None:
-            if size > self.room:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.room -= size
-
-    def _pwritev(self, fd: int, buffers: Any, position: int) -> int:  # type: ignore[override]
-        if self.room is not None:
-            whole = b"".join(map(bytes, buffers))
-            fits = min(len(whole), self.room + max(self.size(fd) - position, 0))
-            self.take(max(position + fits - self.size(fd), 0) or (0 if fits else 1))
-            buffers = [whole[:fits]]
-        return super()._pwritev(fd, buffers, position)
-
-    def truncate(self, fd: int, size: int) -> None:
-        if self.room is not None:
-            self.room += max(self.size(fd) - size, 0)
-        super().truncate(fd, size)
-
-    def allocate(self, fd: int, size: int) -> None:
-        grown = max(size - self.size(fd), 0)
-        try:
-            self.take(grown)
-        except OSError as error:
-            raise self._failed(error, "allocate", fd) from error
-        super().allocate(fd, size)
-        if self.room is not None and not os.fstat(fd).st_nlink:
-            # It was unlinked before, and is closed next.
-            self.room += grown
-
-    def unlink(self, path: str, missing_ok: bool = False) -> None:
-        size = 0
-        with suppress(OSError):
-            size = os.stat(f"{self.root}/{path}").st_size
-        super().unlink(path, missing_ok)
-        if self.room is not None:
-            self.room += size
 
 
 def _transact(self: Any, step: Any) -> Any:

@@ -2,15 +2,18 @@
 
 Acknowledged records are at their offsets, once; there is no hole before them, and
 no record that was never sent; what a truncation removed does not come back; and
-the next append continues at the right offset.
+the next append continues at the right offset.  After a power cut each partition has a
+prefix of what was sent, with all that was flushed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embedlog.errors import OutOfOrderSequenceError
 from support.log_programs import Entry, encode, entries, values_of
 from support.typed_bytes import lists
 
@@ -27,6 +30,12 @@ class PartitionModel:
     """Sends that may have been removed, by a truncation or deletion, or not."""
     removed: set[int] = field(default_factory=set)
     """Sends that were removed or refused: no reader may see them."""
+    durable: set[int] = field(default_factory=set)
+    """Sends that were flushed."""
+    left: set[int] = field(default_factory=set)
+    """Sends that a killed writer wrote and never published; the next append truncates them."""
+    at: dict[int, int] = field(default_factory=dict)
+    """The offsets of sends that were made at given ones, perhaps after a gap."""
     cut: bool = False
 
     def truncate(self, offset: int, done: bool) -> None:
@@ -36,6 +45,7 @@ class PartitionModel:
             ack = self.acked.get(send)
             if ack is None or ack[0] + entry[3] > offset:
                 self.unsure.add(send)
+                self.durable.discard(send)
                 if done:
                     self.removed.add(send)
 
@@ -43,6 +53,30 @@ class PartitionModel:
         """Note a repair after a failed flush: what was never flushed may be lost."""
         durable = max((send for send, (_, how) in self.acked.items() if how == "fsync"), default=-1)
         self.unsure.update(send for send in self.sent if send > durable)
+
+    def flushed(self) -> None:
+        """Note that all acknowledged sends are durable."""
+        self.durable.update(self.acked.keys() - self.removed)
+
+    def acknowledge(self, send: int, base: int, durability: str) -> None:
+        """Note that a send is at an offset."""
+        self.acked[send] = base, durability
+        self.removed |= self.left
+        self.left = set()
+        if durability == "fsync":
+            self.flushed()
+
+    def recovered(self, present: list[int]) -> None:
+        """Note which sends were there when the log was opened: they stay, others do not return."""
+        self.removed |= self.sent.keys() - set(present)
+        self.acked = {send: ack for send, ack in self.acked.items() if send in present}
+        self.durable, self.unsure, self.left = set(present), set(), set()
+
+    def is_prefix(self, order: list[int]) -> bool:
+        """Whether these are the first sends that may be there, with or without those left."""
+        possible = [send for send in self.sent if send not in self.removed]
+        published = [send for send in possible if send not in self.left]
+        return order in (published[: len(order)], possible[: len(order)])
 
     def last_unsure(self) -> Entry | None:
         """Return the last send, if an idempotent producer made it and its outcome is unknown."""
@@ -70,6 +104,13 @@ class LogModel:
     def of_topic(self, topic: str) -> list[PartitionModel]:
         return [part for (name, _), part in self.parts.items() if name == topic]
 
+    def recovered(self, topics: dict[str, int], present: list[tuple[str, int, list[int]]]) -> None:
+        """Note what was there when the log was opened."""
+        self.topics, self.unsure = dict(topics), set()
+        sends = {(topic, partition): found for topic, partition, found in present}
+        for key, part in self.parts.items():
+            part.recovered(sends.get(key, []))
+
 
 def replay(journal: list[Entry]) -> LogModel:
     """Derive what must and may be in the log."""
@@ -81,15 +122,24 @@ def replay(journal: list[Entry]) -> LogModel:
             _begin(model, what)
             opened = []
         elif kind == "send":
-            model.part(what[0], what[1]).sent[what[2]] = what
+            part = model.part(what[0], what[1])
+            part.sent[what[2]] = what
+            if len(what) > 8:
+                part.at[what[2]] = what[8]
             opened.append((what[0], what[1], what[2]))
             partitions[what[2]] = what[0], what[1]
         elif kind == "acked":
-            model.part(*partitions[what[0]]).acked[what[0]] = what[1], what[2]
+            model.part(*partitions[what[0]]).acknowledge(*what)
         elif kind in ("cut", "cut done"):
             model.part(what[0], what[1]).truncate(what[2], done=kind == "cut done")
         elif kind == "repaired":
             model.part(what[0], what[1]).repaired()
+        elif kind == "refused":
+            model.part(what[0], what[1]).removed.update(what[2])
+        elif kind == "left":
+            model.part(what[0], what[1]).left = set(what[2])
+        elif kind == "recovered":
+            model.recovered(*what)
         elif kind == "did":
             _finish(model, what)
         elif kind == "failed":
@@ -106,6 +156,7 @@ def _begin(model: LogModel, step: Entry) -> None:
         model.unsure.add(rest[0])
         for part in model.of_topic(rest[0]):
             part.unsure.update(part.sent)
+            part.durable.clear()
             part.cut = True
 
 
@@ -120,6 +171,10 @@ def _finish(model: LogModel, step: Entry) -> None:
             part.removed.update(part.sent)
             # Another topic of that name begins at 0.
             part.acked.clear()
+    elif name in ("flush", "close"):
+        for key, part in model.parts.items():
+            if not rest or key == tuple(rest):
+                part.flushed()
 
 
 def _fail(model: LogModel, what: Entry, opened: list[tuple[str, int, int]]) -> None:
@@ -136,15 +191,26 @@ def _fail(model: LogModel, what: Entry, opened: list[tuple[str, int, int]]) -> N
 # Judging
 
 
-def check(log: Any, journal: Path, *, company: bool = False, goes_on: bool = True) -> None:
-    """Raise AssertionError unless the log is as the journal says, and goes on so.
+def check(
+    log: Any,
+    journal: Path | list[Entry],
+    *,
+    company: bool = False,
+    goes_on: bool = True,
+    power_cut: bool = False,
+) -> dict[tuple[str, int], list[int]]:
+    """Return the sends in each partition, if the log is as the journal says, and goes on so.
 
     Args:
-        journal: The file that `ProgramProcess` wrote.
+        journal: The file that `ProgramProcess` wrote, or its entries.
         company: Other processes have the root open, so files of killed ones may be left.
         goes_on: Whether to append and read that; the journal can then not be used again.
+        power_cut: Whether the last sends may be lost that were not flushed.
+
+    Raises:
+        AssertionError: It is not.
     """
-    model = replay(entries(journal))
+    model = replay(entries(journal) if isinstance(journal, Path) else journal)
     findings = [
         str(finding) for finding in log.housekeeping.verify() if finding.topic or not company
     ]
@@ -154,13 +220,18 @@ def check(log: Any, journal: Path, *, company: bool = False, goes_on: bool = Tru
         assert topic in present, f"{topic} is gone"
         assert log.root.partitions(topic) >= partitions
     assert set(present) <= {*model.topics, *model.unsure}, present
+    found = {}
     for (topic, partition), part in sorted(model.parts.items()):
         if topic in present and partition < log.root.partitions(topic):
-            _check_part(log, topic, partition, part)
+            bases = _check_part(log, topic, partition, part, power_cut)
+            found[topic, partition] = list(bases)
+            if power_cut and goes_on:
+                _check_resending(log, topic, partition, part, bases)
             if goes_on:
                 _check_goes_on(log, topic, partition, part)
         else:
             assert topic not in model.topics or partition >= model.topics[topic]
+    return found
 
 
 def rows(log: Any, topic: str, partition: int, offset: int = 0) -> list[tuple[int, bytes]]:
@@ -173,12 +244,18 @@ def rows(log: Any, topic: str, partition: int, offset: int = 0) -> list[tuple[in
     return records
 
 
-def sends_of(records: list[tuple[int, bytes]]) -> dict[int, int]:
-    """Check that records are whole sends without a hole between; return their base offsets."""
+def sends_of(records: list[tuple[int, bytes]], at: Mapping[int, int] = {}) -> dict[int, int]:
+    """Check that records are whole sends without a hole between; return their base offsets.
+
+    Args:
+        at: The offsets of sends that may have a gap before them.
+    """
     bases: dict[int, int] = {}
-    for row_number, (offset, value) in enumerate(records):
-        assert offset == records[0][0] + row_number, f"a hole before offset {offset}"
+    due = records[0][0] if records else 0
+    for offset, value in records:
         send, row = map(int, value.split(b"/")[2:4])
+        assert offset == due or (row == 0 and at.get(send) == offset), f"a hole before {offset}"
+        due = offset + 1
         if row == 0:
             assert send not in bases, f"send {send} is there twice, at {bases[send]} and {offset}"
             bases[send] = offset
@@ -186,11 +263,17 @@ def sends_of(records: list[tuple[int, bytes]]) -> dict[int, int]:
     return bases
 
 
-def _check_part(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
+def _check_part(
+    log: Any, topic: str, partition: int, part: PartitionModel, power_cut: bool
+) -> dict[int, int]:
     records = rows(log, topic, partition)
-    bases = sends_of(records)
+    bases = sends_of(records, part.at)
     end = log.partition(topic, partition).end_offset()
-    assert len(records) == end, f"{topic}-{partition} ends at {end}, {len(records)} were read"
+    if not part.at:
+        assert len(records) == end, f"{topic}-{partition} ends at {end}, {len(records)} were read"
+    if power_cut:
+        order = list(bases)
+        assert part.is_prefix(order), f"{topic}-{partition} has no prefix of what was sent: {order}"
     for writer in (0, 1):
         # Two may write at once; each has 50 numbers of every 100 to itself.
         order = [send for send in bases if send // 50 % 2 == writer]
@@ -205,8 +288,26 @@ def _check_part(log: Any, topic: str, partition: int, part: PartitionModel) -> N
     for send, (base, _) in part.acked.items():
         if send in bases:
             assert bases[send] == base, f"{send} was acked at {base} and is at {bases[send]}"
-        elif send not in part.unsure:
+        elif send in part.durable if power_cut else send not in part.unsure:
             raise AssertionError(f"{topic}-{partition}: {send}, acked at {base}, is lost")
+    return bases
+
+
+def _check_resending(
+    log: Any, topic: str, partition: int, part: PartitionModel, bases: dict[int, int]
+) -> None:
+    """A producer that repeats its last batches gets each of them once into the log (G16)."""
+    numbered = [entry for entry in part.sent.values() if entry[6] and entry[2] not in part.removed]
+    for entry in numbered[-4:]:
+        send, here = entry[2], log.partition(topic, partition)
+        try:
+            (receipt,) = here.append([encode(*entry[:7])])
+        except OutOfOrderSequenceError:
+            # More than one append was lost: the producer has to go on from where the log ends.
+            assert send not in bases, f"{here}: {send} is there, and its repetition was refused"
+            return
+        assert receipt.duplicate == (send in bases), f"{here}: {send} was repeated: {receipt}"
+        assert receipt.base_offset == bases.get(send, receipt.base_offset)
 
 
 def _check_goes_on(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
@@ -215,7 +316,7 @@ def _check_goes_on(log: Any, topic: str, partition: int, part: PartitionModel) -
     unsure = part.last_unsure()
     if unsure is not None:
         [receipt] = here.append([encode(*unsure[:7])])
-        bases = sends_of(rows(log, topic, partition))
+        bases = sends_of(rows(log, topic, partition), part.at)
         assert bases[unsure[2]] == receipt.base_offset
     due = here.tail().log_end_offset
     send = 1_000_000 + due

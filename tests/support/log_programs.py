@@ -1,8 +1,8 @@
 """Programs for a log: lists of steps that a process runs until it is killed, and their journal.
 
 A `ProgramProcess` runs the steps and writes each to its journal before and after; the
-journal is a file and outlives the process.  From it `journal_check` derives what
-must, what may and what must not be in the log.
+journal outlives the process, as a file or in a recording.  From it `journal_check`
+derives what must, what may and what must not be in the log.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ import embedlog.partition.log_start
 import embedlog.retention.retain
 from embedlog import batch
 from embedlog.batch import EncodedBatch
-from embedlog.errors import EmbedlogError, TopicAlreadyExistsError
+from embedlog.errors import EmbedlogError, StorageError, TopicAlreadyExistsError
 from embedlog.files import Files
 from embedlog.schemas.topic_schema import TopicSchema
 from support.faulty_files import FaultInjector
 from support.patience import patient
+from support.roots import abandon
 from support.typed_bytes import KEY, as_typed, first_schema, wider_schema
 
 Step = tuple[Any, ...]
@@ -40,6 +42,8 @@ TYPED_TOPICS = ("b", "c")
 """Topics with columns; the others are topics of bytes."""
 PRODUCER = 7_000_000
 """The first id of the idempotent producers, one for each partition and process."""
+THREE = [(1, 60, False, None)] * 3
+"""The sizes of batches that are not published."""
 
 
 class Journal:
@@ -100,22 +104,26 @@ class ProgramProcess:
     """A process that runs a program on a log.
 
     Args:
+        journal: A file, or an object with `put` of a `Journal`; by default beside the root.
         files: Creates the `Files` of the log, in which faults can be injected.
         forgiving: Whether to record errors of embedlog and continue, rather than raise them.
+        options: Of `embedlog.open`.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        journal: Path | None = None,
+        journal: Any = None,
         files: Callable[..., Files] = Files,
         forgiving: bool = False,
         first_send: int = 0,
         lock_timeout: float | None = None,
+        **options: Any,
     ) -> None:
-        self.path, self.files = os.fspath(path), files
-        self.journal = Journal(journal or journal_of(path))
+        self.path, self.files, self.options = os.fspath(path), files, options
+        is_file = journal is None or isinstance(journal, Path)
+        self.journal = Journal(journal or journal_of(path)) if is_file else journal
         self.forgiving, self.lock_timeout = forgiving, lock_timeout or patient(10)
         self.sends = self.first_send = first_send
         self.sequences: dict[tuple[str, int], int] = {}
@@ -169,6 +177,7 @@ class ProgramProcess:
             lock_timeout=self.lock_timeout,
             # The operations are counted: no thread may add its own.
             maintenance=False,
+            **self.options,
         )
 
     def _close(self) -> None:
@@ -215,7 +224,9 @@ class ProgramProcess:
         sizes = [(1 + number % 3, 20 + 40 * (number % 2), False, None) for number in range(batches)]
         self._append(topic, partition, sizes, durability)
 
-    def _produce(self, topic: str, partition: int, count: int, durability: str | None) -> None:
+    def _produce(
+        self, topic: str, partition: int, count: int, durability: str | None, size: int = 20
+    ) -> None:
         """Append one batch of the partition's idempotent producer."""
         key = topic, partition
         if key in self.unsure:
@@ -223,28 +234,91 @@ class ProgramProcess:
         at = self.sequences.get(key, 0)
         identity = [PRODUCER + 10 * self.first_send + partition, 0, at]
         self.unsure.add(key)
-        self._append(topic, partition, [(count, 20, False, identity)], durability)
+        self._append(topic, partition, [(count, size, False, identity)], durability)
         self.unsure.discard(key)
         self.sequences[key] = at + count
 
     def _append(self, topic: str, partition: int, sizes: list[Any], durability: str | None) -> None:
-        encoded, first, schema = [], self.sends, None
+        encoded = self._encoded(topic, partition, sizes, durability)
+        receipts = self.log.partition(topic, partition).append(encoded, durability=durability)
+        self._acknowledge(receipts, durability)
+
+    def _encoded(
+        self,
+        topic: str,
+        partition: int,
+        sizes: list[Any],
+        durability: str | None = None,
+        at: Sequence[int] = (),
+    ) -> list[EncodedBatch]:
+        """Note sends, perhaps at given offsets, and return their batches."""
+        encoded, schema = [], None
         if topic in TYPED_TOPICS:
             catalog = self.log.root.context.catalog
             schema = catalog.schema(self.log.root.topic(topic), 1)
-        for count, size, headers, producer in sizes:
+        for number, (count, size, headers, producer) in enumerate(sizes):
             send = [topic, partition, self.sends, count, size, headers, producer]
-            self.journal.put("send", *send, durability or self.durability)
+            self.journal.put("send", *send, durability or self.durability, *at[number:][:1])
             encoded.append(encode(*send, schema=schema))
             self.sends += 1
-        receipts = self.log.partition(topic, partition).append(encoded, durability=durability)
-        for number, receipt in enumerate(receipts):
-            self.journal.put(
-                "acked", first + number, receipt.base_offset, durability or self.durability
-            )
+        return encoded
 
-    def _flush(self) -> None:
-        self.log.flush()
+    def _acknowledge(self, receipts: list[Any], durability: str | None) -> None:
+        for send, receipt in enumerate(receipts, self.sends - len(receipts)):
+            self.journal.put("acked", send, receipt.base_offset, durability or self.durability)
+
+    def _copy(
+        self, topic: str, partition: int, gaps: list[int], durability: str | None, epochs: int
+    ) -> None:
+        """Append batches of one record at their offsets, as a copy of another log."""
+        log, at = self.log.partition(topic, partition), list[int]()
+        tail = log.tail()
+        for gap in gaps:
+            at.append((at[-1] + 1 if at else tail.log_end_offset) + gap)
+        sizes = [(1, 60, False, None) for _ in at]
+        encoded = self._encoded(topic, partition, sizes, durability, at)
+        encoded[-1].leader_epoch = tail.leader_epoch + epochs
+        placed = list(zip(at, encoded, strict=True))
+        receipts = log.append_at(placed, durability=durability, identical=True)
+        assert [receipt.base_offset for receipt in receipts] == at
+        self._acknowledge(receipts, durability)
+
+    def _fail(self, topic: str, partition: int, written: float) -> None:
+        """Append batches; the disk takes so many of them and refuses the rest."""
+        log, files = self.log.partition(topic, partition), self.log.root.context.files
+        log.roll()  # Then they go into one file, in one write.
+        encoded = self._encoded(topic, partition, THREE)
+        files.short_at(0, int(written * encoded[0].size))
+        files.fail_at(1, EIO, only=("write",))
+        with suppress(StorageError):
+            log.append(encoded)
+            raise AssertionError("the disk refuses it")
+        self.journal.put("refused", topic, partition, self._last_three())
+        files.heal()
+
+    def _leave(self, topic: str, partition: int) -> None:
+        """Write batches, and be killed before they are published."""
+        log = self.log.partition(topic, partition)
+        log.refresh()
+        tail, data = log.tail(), list[Any]()
+        for number, encoded in enumerate(self._encoded(topic, partition, THREE)):
+            data += encoded.stamp(tail.log_end_offset + number, tail.leader_epoch)
+        self.journal.put("left", topic, partition, self._last_three())
+        log.active_file().write(data, tail.log_end_position)
+        self._die()
+
+    def _last_three(self) -> list[int]:
+        return list(range(self.sends - len(THREE), self.sends))
+
+    def _die(self, rebooted: bool = False) -> None:
+        """Be killed, and open the log again in another process, perhaps after a reboot."""
+        abandon(self.log.root)
+        if rebooted:
+            self.files.reboot()  # type: ignore[attr-defined]
+        self._open(self.durability)
+
+    def _flush(self, topic: str | None = None, partition: int = 0) -> None:
+        (self.log.partition(topic, partition) if topic else self.log).flush()
 
     def _roll(self, topic: str, partition: int) -> None:
         self.log.partition(topic, partition).roll()
@@ -382,4 +456,61 @@ def random_program(seed: int, steps: int = 24) -> list[Step]:
             program.append((kind, topic, rng.choice([1300, 2000])))
         else:
             program.append((kind,))
+    return program
+
+
+def power_cut_program(
+    seed: int,
+    steps: int,
+    synced: float,
+    uniform: bool = False,
+    topics: dict[str, int] | None = None,
+) -> list[Step]:
+    """Return a random program whose power is cut.
+
+    Args:
+        synced: The share of appends with ``durability="fsync"``.
+        uniform: Make all batches alike, so that one fits exactly where another one was.
+        topics: The topics that exist, with their numbers of partitions.
+    """
+    rng = random.Random(seed)
+    names = dict(topics or {"a": 2})
+    program: list[Step] = [("open", "os")]
+    if topics is None:
+        program.append(("create", "a", 2, 3000))
+    for _ in range(steps):
+        dice, topic = rng.random(), rng.choice(sorted(names))
+        where = topic, rng.randrange(names[topic])
+        how = "fsync" if rng.random() < synced else None
+        count = 1 if uniform else rng.choice((1, 1, 2, 5))
+        size = 60 if uniform else rng.choice((20, 60, 400))
+        if dice < 0.06 and len(names) < 3:
+            name = next(name for name in "abc" if name not in names)
+            names[name] = rng.randint(1, 2)
+            program.append(("create", name, names[name], 3000))
+        elif dice < 0.09 and len(names) > 1:
+            del names[topic]
+            program.append(("drop", topic))
+        elif dice < 0.15:
+            program.append(("cut", *where, rng.randint(1, 3)))
+        elif dice < 0.19:
+            died = ("die", rng.random() < 0.3)
+            program += rng.choice(([died], [("close",), ("open", "os")]))
+        elif dice < 0.27:
+            program.append(("flush", *where))
+        elif dice < 0.31:
+            program.append(("roll", *where))
+        elif dice < 0.36:
+            failed = ("fail", *where, rng.choice((1, 2, rng.random() * 3)))
+            program.append(("leave", *where) if rng.random() < 0.6 else failed)
+            program.append(("send", *where, count, how, size))
+        elif not uniform and rng.random() < 0.3:
+            gaps = [rng.choice((0, 1, 70_000)) for _ in range(rng.choice((1, 1, 2)))]
+            program.append(("copy", *where, gaps, how, rng.choice((0, 0, 1))))
+        elif not uniform and where[1] == 0:
+            program.append(("produce", *where, count, how, size))
+        elif not uniform and rng.random() < 0.2:
+            program.append(("many", *where, 2, how))
+        else:
+            program.append(("send", *where, count, how, size))
     return program

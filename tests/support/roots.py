@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import embedlog
 from embedlog import audit, batch, kv
 from embedlog.batch import EncodedBatch
 from embedlog.config import TopicConfig
@@ -144,6 +147,14 @@ def healthy(root: Root) -> bool:
     findings = [str(finding) for finding in verify_root(root)]
     assert findings == [], "\n".join(findings)
     return True
+
+
+@pytest.fixture
+def healthy_log(tmp_path: Path) -> Iterator[embedlog.Log]:
+    """An empty log without housekeeping; healthy when the test is done."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        yield log
+        assert log.housekeeping.verify() == []
 
 
 def no_stray_files(root: Root) -> bool:
