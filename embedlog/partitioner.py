@@ -10,7 +10,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate, count
+from itertools import accumulate, count, pairwise
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -198,6 +198,21 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
     if keys.null_count:
         result[keys.is_null().to_numpy(zero_copy_only=False)] = -1
     return result
+
+
+def sorted_by_partition(partitions: IntArray) -> tuple[IntArray, list[tuple[int, int, int]]]:
+    """Return the order of rows by their partitions, and ``(partition, start, stop)`` in that order.
+
+    There must be a row; those of one partition keep their order.
+
+    >>> order, ranges = sorted_by_partition(np.array([2, 0, 2]))
+    >>> order.tolist(), ranges
+    ([1, 0, 2], [(0, 0, 1), (2, 1, 3)])
+    """
+    order = partitions.argsort(kind="stable")
+    in_order = partitions[order]
+    bounds = pairwise(in_order.searchsorted(range(int(in_order[-1]) + 2)).tolist())
+    return order, [(n, start, stop) for n, (start, stop) in enumerate(bounds) if start < stop]
 
 
 _OFFSET_TYPES = {"binary": "i4", "string": "i4", "large_binary": "i8", "large_string": "i8"}

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import random_columns
+from support.hostile_batches import with_right_checksums, with_shifted_buffer
 
 from embedlog import batch
 from embedlog.batch import wire
@@ -319,7 +320,7 @@ def test_a_batch_of_any_columns_may_be_kept_empty(types, compression):
     metadata = {"embedlog.timestamp": "_timestamp"}
     schema = pa.schema([*fields, ("_offset", pa.int64())], metadata=metadata)
     nothing = pa.RecordBatch.from_pylist([], schema=schema)
-    encoded = batch.encode(nothing, compression, offsets=True)
+    encoded = batch.encode(nothing, compression)
 
     decoded = parsed(written(encoded, 10, next_offset=20), schema)
 
@@ -446,6 +447,32 @@ def test_numbers_that_contradict_each_other_are_refused_below_a_good_crc(small, 
     """P22: a correct CRC does not exclude a manipulated file."""
     with pytest.raises(CorruptBatchError):
         parsed(resealed(small, header=header)).columns()
+
+
+@pytest.mark.parametrize("bit", [bit for bit in range(16) if 1 << bit & wire.COLUMN_FLAGS])
+@pytest.mark.parametrize(
+    "kinds", [(), ("headers",), ("offsets",), ("headers", "offsets")], ids="+".join
+)
+def test_flags_that_contradict_the_columns_are_refused_below_a_good_crc(kinds, bit):
+    """P22: else headers, or the gaps of a compacted batch, would be passed over in silence."""
+    schema = batch.schema(**dict.fromkeys(kinds, True))
+    row = {"timestamp": NOW, "value": b"v", "headers": [("h", b"1")], "offset": 0}
+    encoded = batch.encode(pa.RecordBatch.from_pylist([row], schema=schema))
+    data = written(encoded)
+    assert parsed(data, schema).count == 1
+
+    with pytest.raises(CorruptBatchError, match="contradict each other"):
+        parsed(resealed(data, header={"flags": encoded.flags ^ 1 << bit}), schema)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_buffer_begins_at_a_multiple_of_8(compression):
+    """P22: Arrow demands it, also of a compressed batch, which embedlog decodes itself."""
+    data = written(batch.encode_lists([b"x" * 99], [b"k"], NOW, None, compression))
+    shifted = with_right_checksums(with_shifted_buffer(data), 3)
+
+    with pytest.raises(CorruptBatchError, match="Arrow cannot read it"):
+        parsed(shifted).columns()
 
 
 def test_a_newer_version_is_not_called_damage(small):

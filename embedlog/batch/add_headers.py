@@ -33,7 +33,7 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
     target = schema(headers=True, offsets=batch.has_offsets)
     columns = pa.RecordBatch.from_arrays(arrays, schema=target)
     timestamps = encoded.min_timestamp, encoded.max_timestamp
-    result = encode(columns, batch.codec, offsets=batch.has_offsets, timestamps=timestamps)
+    result = encode(columns, batch.codec, timestamps=timestamps)
     return like(result, encoded)
 
 
@@ -51,7 +51,6 @@ def with_timestamp(encoded: EncodedBatch, timestamp: int) -> EncodedBatch:
     result = encode(
         columns.set_column(index, field, times),
         batch.codec,
-        offsets=batch.has_offsets,
         timestamps=(timestamp, timestamp),
         statistics=batch.statistics,
     )
@@ -68,7 +67,7 @@ def with_columns(encoded: EncodedBatch, change: Callable[[Any], Any]) -> Encoded
     batch = to_batch(encoded)
     columns = change(batch.columns(batch.layout.names, verify=False))
     timestamps = encoded.min_timestamp, encoded.max_timestamp
-    result = encode(columns, batch.codec, offsets=batch.has_offsets, timestamps=timestamps)
+    result = encode(columns, batch.codec, timestamps=timestamps)
     return like(result, encoded)
 
 
@@ -168,12 +167,7 @@ def trimmed(batch: Batch, offset: int) -> EncodedBatch:
     else:
         columns = columns.slice(offset - batch.base_offset)
     # The statistics of all rows hold for some of them.
-    result = encode(
-        columns,
-        batch.codec,
-        offsets=batch.has_offsets,
-        statistics=statistics[: whole.statistics_bytes],
-    )
+    result = encode(columns, batch.codec, statistics=statistics[: whole.statistics_bytes])
     skipped = offset - batch.base_offset
     if whole.base_sequence is not None:
         whole.base_sequence = whole.base_sequence + skipped & 0x7FFFFFFF

@@ -12,6 +12,7 @@ from embedlog.batch import decode_small, decompress
 from embedlog.batch.arrays import in_ms, numbers, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import (
+    COLUMN_FLAGS,
     COMPRESSED,
     CONTINUATION,
     CONTROL,
@@ -216,7 +217,7 @@ class Batch:
             and self.base_offset >= 0
             and self._body - start <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
-            and not self.flags & layout.unknown_flags
+            and self.flags & COLUMN_FLAGS == layout.flags
         )
         if not plausible:
             self._refuse(version, columns)

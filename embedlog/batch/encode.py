@@ -177,7 +177,6 @@ def encode(
     columns: Any,
     compression: str = "none",
     *,
-    offsets: bool = False,
     timestamps: tuple[int, int] | None = None,
     statistics: bytes = b"",
 ) -> EncodedBatch:
@@ -186,7 +185,6 @@ def encode(
     Args:
         columns: A `pyarrow.RecordBatch`.
         compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
-        offsets: Whether the last column holds the offsets (compacted segments).
         timestamps: The smallest and the largest, in ms; by default those of the columns.
         statistics: What readers skip the batch by, in a multiple of 8 bytes (`schemas.statistics`).
 
@@ -221,15 +219,13 @@ def encode(
             timestamps = _extremes(np.frombuffer(message, np.int64, count, extent + position))
         else:
             timestamps = _time_range(columns.column(layout.time))
-    flags = (fields.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
+    flags = layout.flags | (COMPRESSED if fields.compressed else 0)
     table += statistics
     block_length = len(table) + MIN_BLOCK
     head = PREFIX.pack(CONTINUATION, extent - 8 + block_length) + head[8:]
     table += TRAILER.pack(block_length, END_MAGIC)
     size = extent + block_length + body.size
-    encoded = EncodedBatch(
-        head, table, (body,), crc32c(head), count, size, flags | layout.flags, *timestamps
-    )
+    encoded = EncodedBatch(head, table, (body,), crc32c(head), count, size, flags, *timestamps)
     encoded.statistics_bytes = len(statistics)
     return encoded
 

@@ -30,6 +30,8 @@ MERGED = 128
 Without the flag a program has passed on the header of another record."""
 INHERITED = LOG_APPEND_TIME | CONTROL | MERGED
 """Flags that a batch passes on to a batch that is made of its records."""
+COLUMN_FLAGS = 0xFFFF & ~(COMPRESSED | INHERITED)
+"""Flags that follow from the columns of a batch, and those that no batch has."""
 NOT_FAST = HEADERS | TYPED | EXPLICIT_OFFSETS
 """Flags of batches that `append_fast` leaves to the general way."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -120,16 +122,13 @@ class BufferLayout:
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.column_indexes = tuple(range(len(counts)))
         self.flags = HEADERS if self.added("headers") in self.names else 0
-        """Flags that every batch of this schema has."""
+        """Those of the `COLUMN_FLAGS` that every batch of this schema has; it has no others."""
         if self.typed:
             self.flags |= TYPED | (TOMBSTONES if "_tombstone" in self.names else 0)
-        allowed = COMPRESSED | INHERITED | self.flags
         self.has_offsets = self.names[-1] == self.added("offset")
         """Whether its last column has the offsets, as in a compacted segment."""
         if self.has_offsets:
-            allowed |= EXPLICIT_OFFSETS
-        self.unknown_flags = 0xFFFF & ~allowed
-        """Flags that no batch of this schema may have."""
+            self.flags |= EXPLICIT_OFFSETS
         self.selections: dict[tuple[str, ...] | bool, ColumnSelection] = {}
         self.head_layout: Any = None
         """The `HeadLayout` of the last batch that was read; `decode` sets it."""
@@ -313,6 +312,8 @@ def decoded_size(
         begin, length = ranges[2 * i], ranges[2 * i + 1]
         if begin < 0 or length < 0 or begin + length > body_bytes:
             raise struct.error("a buffer is outside of the body")
+        if length and begin & 7:
+            raise struct.error(f"a buffer begins at {begin}, which is no multiple of 8")
         if message.compressed and length:
             raw = I64.unpack_from(body, start + begin)[0] if length >= 8 else -2
             if raw < -1:

@@ -161,7 +161,7 @@ class Rewriter:
         arrays = chunks[0].columns if chunks else [pa.nulls(0, f.type) for f in self._schema]
         columns = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         packed = pack(columns, self._text_statistics) if self._has_statistics else b""
-        encoded = batches.encode(columns, kind.codec, offsets=True, statistics=packed)
+        encoded = batches.encode(columns, kind.codec, statistics=packed)
         return replace(encoded, flags=encoded.flags | kind.flags, delete_horizon=horizon)
 
     def _fill_up_to(self, offset: int) -> None:

@@ -447,7 +447,8 @@ class Conversion:
         maker, columns = self._maker(target), TypedConverter(values, decoder, schema, self._options)
 
         def convert(rows: StoredRows) -> Batches:
-            return maker.typed(rows, columns.convert(rows, target.name))
+            typed = columns.convert(rows, target.name)
+            return maker.batches(rows, typed, typed.keys)
 
         return convert, target
 

@@ -410,6 +410,6 @@ def _encoded(
     arrays = [*columns.columns, pa.array(offsets, pa.int64())]
     target = batches.schema(headers=headers is not None, offsets=True)
     columns = pa.RecordBatch.from_arrays(arrays, schema=target)
-    encoded = batches.encode(columns, codec, offsets=True)
+    encoded = batches.encode(columns, codec)
     encoded.set_span(offsets[-1] + 1 - offsets[0])
     return encoded

@@ -23,7 +23,6 @@ from embedlog.batch import (
     BatchLimits,
     EncodedBatch,
     PlacedBatch,
-    encode,
 )
 from embedlog.batch.add_headers import to_batch
 from embedlog.batch.wire import headers_type, schema, timestamp_type
@@ -37,11 +36,12 @@ from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
 from embedlog.mirrors.mirrored_topic import source_name
 from embedlog.mirrors.root_target import LogTarget, hold_topic_lock
 from embedlog.partition import PartitionLog, flush
+from embedlog.producer.typed_rows import TypedColumns, column_batches
 from embedlog.root.root import Root
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.statistics import text_columns_of
-from embedlog.schemas.typed_batch import TypedBatch, encode_typed
+from embedlog.schemas.typed_batch import TypedBatch
 
 _CHECKPOINT_SECONDS = 5.0
 _NO_EPOCH = -1
@@ -236,23 +236,12 @@ class MergingTarget(LogTarget):
         return DecodedRows(columns, offsets, stored.codec, target, merged)
 
     def _encoded(self, log: PartitionLog, rows: Any, codec: str) -> Iterator[EncodedBatch]:
-        limits, own = (
-            BatchLimits(log.config.max_message_bytes, log.config.segment_bytes),
-            log.schema,
-        )
-        text = None if own is None else text_columns_of(log.config)
-
-        def encoded(part: Any) -> EncodedBatch:
-            batch = (
-                encode(part, codec) if own is None else encode_typed(part, own, codec, None, text)
-            )
+        limits = BatchLimits(log.config.max_message_bytes, log.config.segment_bytes)
+        if log.schema is not None:
+            rows = TypedColumns(rows, pa.nulls(rows.num_rows, pa.binary()), log.schema)
+        for batch in column_batches(rows, limits, codec, text_columns_of(log.config)):
             batch.set_merged()
-            return batch
-
-        # Half of what a batch may have: the size in Kafka's format is another one.
-        step = max(rows.num_rows * min(limits) // (2 * max(rows.nbytes, 1)), 1)
-        for first in range(0, rows.num_rows, step):
-            yield from limits.split(rows.slice(first, step), encoded)
+            yield batch
 
     def skip_to(self, name: str, partition: int, offset: int) -> None:
         """Continue where the source begins now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, pairwise
+from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -12,7 +12,12 @@ from embedlog.batch.arrays import numbers
 from embedlog.batch.encode import binary_array
 from embedlog.config import ProducerConfig
 from embedlog.lazy import pa
-from embedlog.partitioner import StickyPartitioner, partition_for_key, partitions_for_keys
+from embedlog.partitioner import (
+    StickyPartitioner,
+    partition_for_key,
+    partitions_for_keys,
+    sorted_by_partition,
+)
 from embedlog.producer.partition_writer import PartitionWriter
 from embedlog.producer.row_batches import (
     CHUNK_BYTES,
@@ -131,9 +136,7 @@ class RowPartitioner:
         if keyless.any():
             chosen[keyless] = self.sticky_partition()
             self.sent_sticky(size * int(keyless.sum()) // rows)
-        order = chosen.argsort(kind="stable")
-        bounds = pairwise(chosen[order].searchsorted(range(partitions + 1)).tolist())
-        return order, [(n, start, stop) for n, (start, stop) in enumerate(bounds) if start < stop]
+        return sorted_by_partition(chosen)
 
     def _split_columns(
         self, columns: Any, explicit_partitions: dict[int, int]

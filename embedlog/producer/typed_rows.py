@@ -1,4 +1,6 @@
-"""Makes batches of the records of a typed topic, from rows that were sent and from tables."""
+"""Makes batches of columns: of typed topics, from rows that were sent and from tables; of others
+for writers that choose the partitions themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,20 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from embedlog.batch import BatchLimits
-from embedlog.batch.arrays import number, repeated
+from embedlog.batch import BatchLimits, EncodedBatch
+from embedlog.batch.arrays import number, numbers, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import HEADERS, TOMBSTONES, headers_type, layout_of, timestamp_type
 from embedlog.catalog import TopicInfo
 from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
 from embedlog.lazy import pa, pc
-from embedlog.producer.row_batches import CHUNK_BYTES, Rows
+from embedlog.partitioner import sorted_by_partition
+from embedlog.producer.row_batches import CHUNK_BYTES, Rows, encode_columns, slice_bounds
 from embedlog.schemas.conform import conform, decoded
 from embedlog.schemas.evolution import convert
+from embedlog.schemas.reading import TOMBSTONE
 from embedlog.schemas.rows import TypedRow
-from embedlog.schemas.segment_schema import segment_schema
+from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.schemas.typed_batch import TypedBatch, encode_typed
 
@@ -29,6 +33,8 @@ DECODED_BYTES = 4 << 20
 """How large the columns of a batch are without a ``batch_size``, before its compression."""
 _BATCH_ROWS = 1 << 16
 """The most rows of a batch: a consumer converts all of them to objects."""
+_BATCH_BYTES = 1 << 20
+"""About how large batches of bytes are that no producer's ``batch_size`` limits."""
 
 
 class TypedColumns(NamedTuple):
@@ -198,3 +204,137 @@ def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:
         raise SerializationError(
             f"Column {name} is {column.type}: {error}", topic=topic, column=name
         ) from error
+
+
+# Tombstones
+
+
+def with_tombstones(
+    present: Any, tombstones: Any, is_deleted: Any, schema: TopicSchema, topic: str, now_ms: int
+) -> TypedColumns:
+    """Return rows some of which are tombstones, in their order.
+
+    Args:
+        present: The other rows, as `of_table` takes them.
+        tombstones: A table with the key columns of the tombstones, and perhaps ``headers``, if
+            the other rows have them, and ``timestamp``.
+        is_deleted: A `pyarrow.BooleanArray`: which of all rows are tombstones.
+        schema: The version of the topic's schema that the rows get.
+        topic: The name of the topic, for errors.
+        now_ms: The timestamp of rows without one.
+
+    Raises:
+        SerializationError: The rows do not fit the topic.
+    """
+    target = segment_schema(schema, headers="headers" in present.column_names, tombstones=True)
+    parts = [_tombstones(tombstones, schema, topic, now_ms, target)]
+    for rows in of_table(present, topic, schema, now_ms):
+        columns = convert(rows.columns, schema, schema, target)
+        parts.append(TypedColumns(columns, rows.keys, schema))
+    columns = pa.Table.from_batches([part.columns for part in parts]).combine_chunks()
+    places = [pc.indices_nonzero(mask) for mask in (is_deleted, pc.invert(is_deleted))]
+    order = pc.sort_indices(pa.concat_arrays(places))
+    keys = pa.concat_arrays([part.keys for part in parts])
+    return TypedColumns(columns.to_batches()[0], keys, schema).take(order)
+
+
+def _tombstones(
+    table: Any, schema: TopicSchema, topic: str, now_ms: int, target: Any
+) -> TypedColumns:
+    """Return tombstones with the columns of a segment: of the values only key and timestamp."""
+    times = pa.nulls(table.num_rows, timestamp_type())
+    if "timestamp" in table.column_names:
+        times = _one_chunk(table.column("timestamp").cast(timestamp_type(), safe=False))
+    times = times.fill_null(number(now_ms, timestamp_type()))
+    names = [*schema.key, *([] if schema.timestamp is None else [schema.timestamp])]
+    present = table.select([name for name in names if name in table.column_names])
+    if schema.timestamp is not None:
+        present = _with_time(present, schema, times)
+    only = [schema.columns.field(name) for name in dict.fromkeys(names)]
+    reduced = TopicSchema(
+        schema.version, pa.schema(only), schema.key, schema.timestamp, schema.next_id
+    )
+    values = conform(present, reduced, topic).combine_chunks()
+    keys = key_bytes([_one_chunk(values.column(name)) for name in schema.key])
+    if keys.null_count:
+        raise SerializationError(
+            "A tombstone has no key",
+            topic=topic,
+            column=schema.key[0],
+            todo=f"Set {', '.join(schema.key)}, or leave the row out.",
+        )
+    arrays = []
+    for field in target:
+        if field.name in values.column_names:
+            arrays.append(_one_chunk(values.column(field.name)))
+        elif field.name == "_timestamp":
+            arrays.append(times)
+        elif field.name == TOMBSTONE:
+            arrays.append(pc.invert(absent(field, table.num_rows)))
+        elif field.name == "_headers":
+            arrays.append(_one_chunk(table.column("headers").cast(headers_type())))
+        else:
+            arrays.append(pa.nulls(table.num_rows, field.type))
+    return TypedColumns(pa.RecordBatch.from_arrays(arrays, schema=target), keys, schema)
+
+
+def _with_time(present: Any, schema: TopicSchema, times: Any) -> Any:
+    """Return rows with a timestamp column of the topic that has no nulls."""
+    name = schema.timestamp
+    times = pa.chunked_array([times.cast(schema.columns.field(name).type, safe=False)])
+    if name not in present.column_names:
+        return present.append_column(name, times)
+    column = present.column(name)
+    if pa.types.is_null(column.type):
+        return present.set_column(present.column_names.index(name), name, times)
+    if column.null_count:
+        column = pc.coalesce(column, times.cast(column.type, safe=False))
+    return present.set_column(present.column_names.index(name), name, column)
+
+
+def _one_chunk(column: Any) -> Any:
+    chunks = column.combine_chunks()
+    return pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks
+
+
+# Batches of rows of either kind
+
+
+def batches_by_partition(
+    rows: Any,
+    partitions: Any,
+    limits: BatchLimits,
+    compression: str,
+    text_statistics: frozenset[str] | None = frozenset(),
+) -> Iterator[tuple[int, EncodedBatch]]:
+    """Yield rows as batches, each with its partition; rows of a partition keep their order.
+
+    Args:
+        rows: `TypedColumns`, or a `pyarrow.RecordBatch` with the columns of a topic of bytes.
+        partitions: The partition of each row, as a numpy array; None if it is 0 for all.
+        limits, compression, text_statistics: As in `TypedColumns.batches`.
+    """
+    order: Any = None
+    ranges = [(0, 0, 0)]
+    if partitions is not None:
+        order, ranges = sorted_by_partition(partitions)
+    for partition, start, stop in ranges:
+        is_part = len(ranges) > 1
+        part = rows.take(numbers(order[start:stop], pa.int64())) if is_part else rows
+        for batch in column_batches(part, limits, compression, text_statistics):
+            yield partition, batch
+
+
+def column_batches(
+    rows: Any,
+    limits: BatchLimits,
+    compression: str,
+    text_statistics: frozenset[str] | None = frozenset(),
+) -> Iterator[EncodedBatch]:
+    """Yield rows for one partition as batches; for the arguments see `batches_by_partition`."""
+    if isinstance(rows, TypedColumns):
+        limit = limits.record_bytes(DECODED_BYTES)
+        yield from rows.batches(limit, DECODED_BYTES, compression, limits, text_statistics)
+        return
+    for start, stop in slice_bounds(rows, limits.record_bytes(_BATCH_BYTES)):
+        yield from encode_columns(rows.slice(start, stop - start), compression, limits)

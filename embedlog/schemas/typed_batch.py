@@ -89,7 +89,6 @@ class TypedBatch(EncodedBatch):
             batch.codec,
             self.time_range,
             text_statistics,
-            offsets=batch.has_offsets,
         )
         like(result, self)
         return result
@@ -112,8 +111,6 @@ def encode_typed(
     compression: str = "none",
     timestamps: tuple[int, int] | None = None,
     text_statistics: frozenset[str] | None = frozenset(),
-    *,
-    offsets: bool = False,
 ) -> TypedBatch:
     """Encode rows of a typed topic.
 
@@ -123,13 +120,10 @@ def encode_typed(
         compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
         timestamps: The smallest and the largest, in ms; by default those of the columns.
         text_statistics: The columns of text that get statistics; see `statistics.pack`.
-        offsets: Whether the last column has the offsets.
 
     Raises:
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
     """
     packed = statistics.pack(columns, text_statistics)
-    encoded = encode(
-        columns, compression, offsets=offsets, timestamps=timestamps, statistics=packed
-    )
+    encoded = encode(columns, compression, timestamps=timestamps, statistics=packed)
     return typed(encoded, schema)

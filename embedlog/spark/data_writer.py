@@ -15,17 +15,14 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog.batch import BatchLimits
-from embedlog.batch.arrays import data, numbers
-from embedlog.batch.key_bytes import key_bytes
+from embedlog.batch.arrays import data
 from embedlog.batch.tables import combined
-from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.catalog import MAX_PARTITIONS
 from embedlog.errors import (
     InvalidConfigError,
@@ -34,13 +31,16 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.partitioner import partitions_for_keys
-from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
-from embedlog.producer.typed_rows import DECODED_BYTES, TypedColumns, of_table
+from embedlog.producer.row_batches import table_rows
+from embedlog.producer.typed_rows import (
+    TypedColumns,
+    batches_by_partition,
+    of_table,
+    with_tombstones,
+)
 from embedlog.publish.staging import StagedFile, StagedFileWriter
 from embedlog.schemas.conform import conform
-from embedlog.schemas.evolution import convert
 from embedlog.schemas.reading import TOMBSTONE
-from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.spark.columns import (
     RECORD_TYPES,
@@ -55,7 +55,6 @@ from embedlog.spark.partition_reader import freeze_gc, open_files
 COMBINED_ROWS = 64 * 1024
 COMBINED_BYTES = 16 << 20
 """Rows to partition at once: Spark passes 10,000, of which each partition gets few."""
-BATCH_BYTES = 1 << 20
 _COLUMNS = ("key", "value", "headers", "timestamp")
 
 
@@ -155,35 +154,27 @@ class TaskPartitioner:
                 raise UnknownTopicOrPartitionError(
                     "There is no such topic", topic=topic, todo="Create it before the write starts."
                 )
-            if target.is_typed:
-                self._add_typed(target, rows)
-                continue
-            limit = target.limits.record_bytes(BATCH_BYTES)
-            for partition, columns in self._by_partition(target, rows):
-                for start, stop in slice_bounds(columns, limit):
-                    piece = columns.slice(start, stop - start)
-                    for batch in encode_columns(piece, target.compression, target.limits):
-                        self._writer.add(target.name, target.id, partition, batch)
+            for columns, part, keys in self._columns(target, rows):
+                partitions = self._partitions(target, part, keys)
+                for partition, batch in batches_by_partition(
+                    columns, partitions, target.limits, target.compression, target.text_statistics
+                ):
+                    self._writer.add(target.name, target.id, partition, batch)
 
-    def _add_typed(self, target: TargetTopic, table: Any) -> None:
+    def _columns(self, target: TargetTopic, table: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield rows as columns to encode, as they came, and their keys."""
+        if not target.is_typed:
+            columns = _record_columns(table)
+            yield columns, table, columns.column("key")
+            return
         if target.schema is None:
             raise InvalidConfigError(
                 f"The values of topic {target.name} are columns",
                 todo="Write its rows by themselves, with the option topic.",
             )
         now_ms = time.time_ns() // 1_000_000
-        for rows, part in topic_rows(table, target.schema, target.name, now_ms):
-            partitions = self._partitions(target, part, rows.keys)
-            for partition, of_partition in _typed_by_partition(rows, partitions):
-                batches = of_partition.batches(
-                    target.limits.record_bytes(DECODED_BYTES),
-                    DECODED_BYTES,
-                    target.compression,
-                    target.limits,
-                    target.text_statistics,
-                )
-                for batch in batches:
-                    self._writer.add(target.name, target.id, partition, batch)
+        for typed, part in topic_rows(table, target.schema, target.name, now_ms):
+            yield typed, part, typed.keys
 
     def _by_topic(self, table: Any) -> Iterator[tuple[str, Any]]:
         if self._task.topic is not None:
@@ -198,17 +189,6 @@ class TaskPartitioner:
         for topic in topics:
             scalar = data(topic.encode(), column.type)
             yield topic, table if len(topics) == 1 else table.filter(pc.equal(column, scalar))
-
-    def _by_partition(self, target: TargetTopic, table: Any) -> Iterator[tuple[int, Any]]:
-        columns = _record_columns(table)
-        partitions = self._partitions(target, table, columns.column("key"))
-        if partitions is None:
-            yield 0, columns
-            return
-        order, ranges = _sorted_by_partition(partitions)
-        columns = columns.take(order)
-        for partition, start, stop in ranges:
-            yield partition, columns.slice(start, stop - start)
 
     def _partitions(self, target: TargetTopic, table: Any, keys: Any) -> Any:
         """Return the partition of each row as a numpy array; None if the topic has only one."""
@@ -227,25 +207,6 @@ class TaskPartitioner:
             partitions[is_explicit] = explicit.drop_null().to_numpy()
             _check_partitions(target, partitions)
         return partitions
-
-
-def _sorted_by_partition(partitions: Any) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Return the order of rows by their partitions, and (partition, start, stop) in that order."""
-    order = partitions.argsort(kind="stable")
-    bounds = partitions[order].searchsorted(range(partitions.max() + 2)).tolist()
-    ranges = [(number, *rows) for number, rows in enumerate(pairwise(bounds)) if rows[0] < rows[1]]
-    return numbers(order, pa.int64()), ranges
-
-
-def _typed_by_partition(rows: TypedColumns, partitions: Any) -> Iterator[tuple[int, TypedColumns]]:
-    """Yield the rows of each partition; ``partitions`` is None if the topic has only one."""
-    if partitions is None:
-        yield 0, rows
-        return
-    order, ranges = _sorted_by_partition(partitions)
-    rows = rows.take(order)
-    for partition, start, stop in ranges:
-        yield partition, rows.slice(start, stop)
 
 
 def _any_placed_by_key(keys: Any, partitions: Any) -> bool:
@@ -376,7 +337,9 @@ def topic_rows(
     ignored = [name for name in (*_IGNORED, TOMBSTONE) if name in table.column_names]
     values = _with_stored_types(_with_headers(table.drop_columns(ignored)), schema, topic)
     if deleted is not None and pc.any(deleted).as_py():
-        yield _with_tombstones(values, deleted, schema, topic, now_ms), table
+        is_deleted = deleted.combine_chunks().fill_null(False)
+        present, gone = (values.filter(mask) for mask in (pc.invert(is_deleted), is_deleted))
+        yield with_tombstones(present, gone, is_deleted, schema, topic, now_ms), table
         return
     start = 0
     for rows in of_table(values, topic, schema, now_ms):
@@ -442,82 +405,3 @@ def _with_stored_types(table: Any, schema: TopicSchema, topic: str) -> Any:
         if column is not table.column(index):
             table = table.set_column(index, name, column)
     return table
-
-
-# Tombstones
-
-
-def _with_tombstones(
-    table: Any, deleted: Any, schema: TopicSchema, topic: str, now_ms: int
-) -> TypedColumns:
-    """Return rows some of which are tombstones, in their order."""
-    is_deleted = deleted.combine_chunks().fill_null(False)
-    target = segment_schema(schema, headers="headers" in table.column_names, tombstones=True)
-    parts = [_tombstones(table.filter(is_deleted), schema, topic, now_ms, target)]
-    for rows in of_table(table.filter(pc.invert(is_deleted)), topic, schema, now_ms):
-        columns = convert(rows.columns, schema, schema, target)
-        parts.append(TypedColumns(columns, rows.keys, schema))
-    columns = pa.Table.from_batches([part.columns for part in parts]).combine_chunks()
-    places = [pc.indices_nonzero(mask) for mask in (is_deleted, pc.invert(is_deleted))]
-    order = pc.sort_indices(pa.concat_arrays(places))
-    keys = pa.concat_arrays([part.keys for part in parts])
-    return TypedColumns(columns.to_batches()[0], keys, schema).take(order)
-
-
-def _tombstones(
-    table: Any, schema: TopicSchema, topic: str, now_ms: int, target: Any
-) -> TypedColumns:
-    """Return tombstones with the columns of a segment: of the values only key and timestamp."""
-    times = pa.nulls(table.num_rows, timestamp_type())
-    if "timestamp" in table.column_names:
-        times = table.column("timestamp").cast(timestamp_type(), safe=False).combine_chunks()
-    times = times.fill_null(pa.scalar(now_ms).cast(timestamp_type()))
-    names = [*schema.key, *([] if schema.timestamp is None else [schema.timestamp])]
-    present = table.select([name for name in names if name in table.column_names])
-    if schema.timestamp is not None:
-        present = _with_time(present, schema, times)
-    only = [schema.columns.field(name) for name in dict.fromkeys(names)]
-    reduced = TopicSchema(
-        schema.version, pa.schema(only), schema.key, schema.timestamp, schema.next_id
-    )
-    values = conform(present, reduced, topic).combine_chunks()
-    keys = key_bytes([_one_chunk(values.column(name)) for name in schema.key])
-    if keys.null_count:
-        raise SerializationError(
-            "A tombstone has no key",
-            topic=topic,
-            column=schema.key[0],
-            todo=f"Set {', '.join(schema.key)}, or leave the row out.",
-        )
-    arrays = []
-    for field in target:
-        if field.name in values.column_names:
-            arrays.append(_one_chunk(values.column(field.name)))
-        elif field.name == "_timestamp":
-            arrays.append(times)
-        elif field.name == TOMBSTONE:
-            arrays.append(pc.invert(absent(field, table.num_rows)))
-        elif field.name == "_headers":
-            arrays.append(_one_chunk(table.column("headers").cast(headers_type())))
-        else:
-            arrays.append(pa.nulls(table.num_rows, field.type))
-    return TypedColumns(pa.RecordBatch.from_arrays(arrays, schema=target), keys, schema)
-
-
-def _with_time(present: Any, schema: TopicSchema, times: Any) -> Any:
-    """Return rows with a timestamp column of the topic that has no nulls."""
-    name = schema.timestamp
-    times = pa.chunked_array([times.cast(schema.columns.field(name).type, safe=False)])
-    if name not in present.column_names:
-        return present.append_column(name, times)
-    column = present.column(name)
-    if pa.types.is_null(column.type):
-        return present.set_column(present.column_names.index(name), name, times)
-    if column.null_count:
-        column = pc.coalesce(column, times.cast(column.type, safe=False))
-    return present.set_column(present.column_names.index(name), name, column)
-
-
-def _one_chunk(column: Any) -> Any:
-    chunks = column.combine_chunks()
-    return pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks

@@ -16,7 +16,14 @@ import pyarrow as pa
 import pytest
 from support.clock import START
 from support.damage import scrambled
-from support.hostile_batches import CHANGES, block_of, with_number, with_right_checksums
+from support.hostile_batches import (
+    CHANGES,
+    block_of,
+    with_number,
+    with_right_checksums,
+    with_shifted_buffer,
+    without_null_counts,
+)
 from support.jvm_tasks import python_rows
 from support.manual_compaction import keep
 from support.roots import encoded
@@ -24,7 +31,7 @@ from support.spark_reads import ALL
 from support.tiers import choose
 
 import embedlog
-from embedlog.batch.wire import ENTRY, HEADER
+from embedlog.batch.wire import COLUMN_FLAGS, ENTRY, HEADER
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
@@ -437,6 +444,59 @@ def test_hostile_batches_with_right_checksums_do_no_harm(damage):
             results[type(result)] += 1
         segment.restore()
     assert results[list] and results[CorruptBatchError]
+
+
+def test_flags_that_contradict_the_columns_are_refused_by_both_readers(damage):
+    """Else headers, or the gaps of a compacted batch, would be passed over in silence."""
+    for segment in damage:
+        first = segment.batches[0]
+        healthy = segment.data[first.position : first.position + first.size]
+        at = block_of(healthy)[0] + 14
+        for bit in range(16):
+            if not 1 << bit & COLUMN_FLAGS:
+                continue
+            data = bytearray(healthy)
+            data[at + bit // 8] ^= 1 << bit % 8
+            segment.change(first, bytes(data))
+            result = segment.outcome(segment.names)
+            check_place(result, segment, first.position)
+            file = SegmentFile(Files(segment.root, writable=False), segment.file)
+            with pytest.raises(CorruptBatchError, match="contradict each other"):
+                file.read(first.position, segment.end)
+        segment.restore()
+
+
+def test_a_buffer_that_is_not_aligned_is_refused_by_both_readers(damage):
+    """Arrow demands that each one begins at a multiple of 8."""
+    shifted = 0
+    for segment in damage:
+        decoded = segment.batches[0]
+        data = segment.data[decoded.position : decoded.position + decoded.size]
+        changed = with_shifted_buffer(data)
+        if changed is None:
+            continue
+        shifted += 1
+        segment.change(decoded, changed)
+        check_place(segment.outcome(segment.names), segment, decoded.position)
+        file = SegmentFile(Files(segment.root, writable=False), segment.file)
+        with pytest.raises(CorruptBatchError, match=r"multiple of 8|8-byte aligned"):
+            file.read(decoded.position, segment.end)[0].columns(segment.schema.names)
+        segment.restore()
+    assert shifted >= len(damage) // 2
+
+
+@OF_BYTES
+def test_a_bitmap_counts_only_if_there_are_nulls(damage):
+    """As in Arrow: without nulls a column need not have one, and readers do not look at it."""
+    for segment in damage:
+        decoded = segment.batches[0]
+        data = segment.data[decoded.position : decoded.position + decoded.size]
+        segment.change(decoded, without_null_counts(data))
+        result = segment.outcome(segment.names)
+        assert result == python_outcome(segment, segment.names)
+        if decoded.null_count("key"):
+            assert result != segment.rows
+        segment.restore()
 
 
 @OF_BYTES

@@ -56,7 +56,7 @@ def without(batch: Batch, lost: Collection[int]) -> EncodedBatch | None:
     keep = pa.array([offset not in lost for offset in offsets.to_pylist()], pa.bool_())
     if not any(keep.to_pylist()):
         return None
-    encoded = batches.encode(whole.filter(keep), offsets=True)
+    encoded = batches.encode(whole.filter(keep))
     assert encoded.flags & EXPLICIT_OFFSETS
     if batch.producer_id is not None:
         encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)

@@ -6,7 +6,7 @@ import random
 import struct
 from collections.abc import Callable
 
-from embedlog.batch.wire import ENTRY, HEADER, I64, SEAL, TRAILER
+from embedlog.batch.wire import ENTRY, HEADER, I64, SEAL, TRAILER, find_message
 from embedlog.checksum import crc32c
 
 FIELDS = (0, 1, 2, 7, 8, 64, 255, 2**15, 2**16, 2**31 - 8, 2**31, 2**32 - 1, 2**32, 2**40)
@@ -71,6 +71,29 @@ def with_bombs(data: bytes, rng: random.Random) -> bytes:
         for at in range(bounds[1], len(data) - 8, 8):
             if rng.random() < 0.3:
                 I64.pack_into(changed, at, rng.choice((5 << 30, 1 << 62, 65 << 20, 63 << 20, -2)))
+    return bytes(changed)
+
+
+def with_shifted_buffer(data: bytes) -> bytes | None:
+    """Move a buffer by one byte into its padding, where Arrow lets none begin; None without any."""
+    message, bounds = find_message(data), block_of(data)
+    assert bounds is not None
+    changed, body = bytearray(data), bounds[1]
+    for at in range(message.buffers, message.buffers + 16 * message.buffer_count, 16):
+        begin, length = struct.unpack_from("<2q", data, at)
+        if length & 7:
+            buffer = data[body + begin : body + begin + length]
+            changed[body + begin + 1 : body + begin + 1 + length] = buffer
+            I64.pack_into(changed, at, begin + 1)
+            return bytes(changed)
+    return None
+
+
+def without_null_counts(data: bytes) -> bytes:
+    """Say that no column has a null, whatever its bitmap says."""
+    message, changed = find_message(data), bytearray(data)
+    for node in range(message.node_count):
+        I64.pack_into(changed, message.nodes + 16 * node + 8, 0)
     return bytes(changed)
 
 

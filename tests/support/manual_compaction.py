@@ -41,7 +41,7 @@ def keep(
                 some = table.slice(start, step).to_batches() or [_none(table.schema)]
                 last = start + step >= table.num_rows
                 end = stop if last else some[0]["offset"][-1].as_py() + 1
-                swap.write(batch.encode(some[0], offsets=True), first, end, epoch)
+                swap.write(batch.encode(some[0]), first, end, epoch)
                 first = end
             swap.swap(old, **options)
         finally:

@@ -29,9 +29,11 @@ interface ArrowBody {
   /**
    * Returns the address of the bits that tell which of so many values are not null.
    *
+   * <p>As in Arrow, they count only if the node says that there are nulls.
+   *
    * @return 0 if none is null
    */
-  default long validity(int buffer, long values) throws DamagedBatchException {
-    return size(buffer) == 0 ? 0 : address(buffer, values + 7 >> 3);
+  default long validity(int node, int buffer, long values) throws DamagedBatchException {
+    return nulls(node) == 0 || size(buffer) == 0 ? 0 : address(buffer, values + 7 >> 3);
   }
 }

@@ -124,6 +124,10 @@ final class ArrowBuffers {
     if (size < 0 || size > room || size > 0 && (offset < first || offset > room - size)) {
       throw new DamagedBatchException("a buffer is outside of its column");
     }
+    if (size > 0 && (offset & 7) != 0) {
+      throw new DamagedBatchException(
+          "a buffer begins at " + offset + ", which is no multiple of 8");
+    }
     begin = size == 0 ? head.columnBegin(column) : head.body() + (int) offset;
     length = (int) size;
   }

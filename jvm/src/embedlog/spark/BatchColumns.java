@@ -121,12 +121,13 @@ final class BatchColumns implements TaskColumns {
     offset.showSequence(head.baseOffset() + first, 1);
     headers.showNone();
     for (LogColumn column : wanted) {
+      int node = column.of(head).firstNode();
       int buffer = column.of(head).firstBuffer();
       switch (column) {
         case TIMESTAMP -> timestamp.showStored(longs(body, buffer, head), first);
-        case KEY -> key.show(body, buffer, head.count(), first);
-        case VALUE -> value.show(body, buffer, head.count(), first);
-        case HEADERS -> headers.show(body, buffer, head.count(), first);
+        case KEY -> key.show(body, node, buffer, head.count(), first);
+        case VALUE -> value.show(body, node, buffer, head.count(), first);
+        case HEADERS -> headers.show(body, node, buffer, head.count(), first);
         case OFFSET -> offset.showStored(longs(body, buffer, head), first);
         default -> throw new IllegalStateException(column.name());
       }

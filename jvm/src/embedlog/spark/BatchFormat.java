@@ -42,6 +42,9 @@ final class BatchFormat {
   /** A mirror that merges wrote its records. */
   static final int MERGED = 128;
 
+  /** Flags that do not follow from the columns of a batch. */
+  static final int FREE_FLAGS = COMPRESSED | LOG_APPEND_TIME | CONTROL | MERGED;
+
   private BatchFormat() {}
 
   private static int littleEndian(String text) {

@@ -84,10 +84,10 @@ final class BatchHead {
     nextOffset = bytes.getLong(block + 44);
     layout = layouts.of(flags);
     checkFields(
-        bytes.getLong(block + 28), bytes.getInt(block + 24), blockLength, layouts.knownFlags());
+        bytes.getLong(block + 28), bytes.getInt(block + 24), blockLength, layouts.accepts(flags));
   }
 
-  private void checkFields(long message, int blockLength, int trailerLength, int knownFlags)
+  private void checkFields(long message, int blockLength, int trailerLength, boolean accepted)
       throws DamagedBatchException {
     int version = bytes.getShort(block + 12);
     if (version > BatchFormat.VERSION) {
@@ -110,7 +110,7 @@ final class BatchHead {
             && message >= body - begin
             && message <= MAX_MESSAGE_BYTES
             && (message & 7) == 0
-            && (flags & ~knownFlags) == 0;
+            && accepted;
     if (!plausible) {
       throw new DamagedBatchException("its counts and lengths contradict each other");
     }

@@ -21,13 +21,9 @@ final class BytesLayouts implements BatchLayouts {
   }
 
   @Override
-  public int knownFlags() {
-    return BatchFormat.COMPRESSED
-        | BatchFormat.HEADERS
-        | BatchFormat.EXPLICIT_OFFSETS
-        | BatchFormat.LOG_APPEND_TIME
-        | BatchFormat.CONTROL
-        | BatchFormat.MERGED;
+  public boolean accepts(int flags) {
+    int columns = BatchFormat.HEADERS | BatchFormat.EXPLICIT_OFFSETS;
+    return (flags & ~(BatchFormat.FREE_FLAGS | columns)) == 0;
   }
 
   @Override

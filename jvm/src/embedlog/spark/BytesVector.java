@@ -33,12 +33,14 @@ final class BytesVector extends StoredVector {
    * Shows another batch.
    *
    * @param body its buffers
+   * @param node the number of its node
    * @param first the number of the first of three: validity, offsets and data
    * @param values how many values there are
    * @param firstRow the row of the batch that becomes row 0
    */
-  void show(ArrowBody body, int first, int values, int firstRow) throws DamagedBatchException {
-    show(body.validity(first, values), firstRow);
+  void show(ArrowBody body, int node, int first, int values, int firstRow)
+      throws DamagedBatchException {
+    show(body.validity(node, first, values), firstRow);
     find(body, first, values);
     moveTo(firstRow);
   }

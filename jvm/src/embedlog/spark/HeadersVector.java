@@ -32,15 +32,16 @@ final class HeadersVector extends LogVector {
   }
 
   /** Shows a batch, from the row {@code firstRow} on; the buffers begin at {@code first}. */
-  void show(ArrowBody body, int first, int values, int firstRow) throws DamagedBatchException {
-    show(body.validity(first, values), firstRow);
+  void show(ArrowBody body, int node, int first, int values, int firstRow)
+      throws DamagedBatchException {
+    show(body.validity(node, first, values), firstRow);
     offsets = body.address(first + 1, Integer.BYTES * (values + 1L));
     pairCount = Platform.getInt(null, offsets + Integer.BYTES * (long) values);
     if (pairCount < 0) {
       throw new DamagedBatchException("its headers have a negative count");
     }
     offsets += Integer.BYTES * (long) firstRow;
-    pairs.show(body, first + 2, pairCount);
+    pairs.show(body, node + 1, first + 2, pairCount);
   }
 
   private int begin(int row) {
@@ -84,10 +85,10 @@ final class HeadersVector extends LogVector {
     }
 
     /** Shows the pairs whose buffers begin at {@code first}. */
-    void show(ArrowBody body, int first, int count) throws DamagedBatchException {
-      show(body.validity(first, count), 0);
-      keys.show(body, first + 1, count, 0);
-      values.show(body, first + 4, count, 0);
+    void show(ArrowBody body, int node, int first, int count) throws DamagedBatchException {
+      show(body.validity(node, first, count), 0);
+      keys.show(body, node + 1, first + 1, count, 0);
+      values.show(body, node + 2, first + 4, count, 0);
     }
 
     @Override

@@ -39,13 +39,8 @@ final class SegmentColumns implements BatchLayouts {
   }
 
   @Override
-  public int knownFlags() {
-    return COLUMN_FLAGS
-        | BatchFormat.TYPED
-        | BatchFormat.COMPRESSED
-        | BatchFormat.LOG_APPEND_TIME
-        | BatchFormat.CONTROL
-        | BatchFormat.MERGED;
+  public boolean accepts(int flags) {
+    return (flags & ~(BatchFormat.FREE_FLAGS | COLUMN_FLAGS)) == BatchFormat.TYPED;
   }
 
   @Override

@@ -30,7 +30,7 @@ abstract class StoredVector extends LogVector {
     if (values < least || values > Integer.MAX_VALUE) {
       throw new DamagedBatchException("column " + place.column() + " has " + values + " values");
     }
-    validity = body.validity(place.buffer(), values);
+    validity = body.validity(place.node(), place.buffer(), values);
     if (validity == 0 && body.nulls(place.node()) != 0) {
       throw new DamagedBatchException(
           "column " + place.column() + " has nulls, and does not tell where");

@@ -219,7 +219,8 @@ final class TypedView {
     if (headersColumn == null) {
       headers.showNone();
     } else {
-      headers.show(body, headersColumn.firstBuffer(), head.count(), first);
+      headers.show(
+          body, headersColumn.firstNode(), headersColumn.firstBuffer(), head.count(), first);
     }
     batch.setNumRows(last - first);
     return batch;
