@@ -18,6 +18,7 @@ import org.slf4j.LoggerFactory;
  */
 final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
   private static final Logger LOGGER = LoggerFactory.getLogger("embedlog.spark");
+  private static final StoredColumn[] NO_COLUMNS = {};
 
   private final Path logRoot;
   private final ReadRequest request;
@@ -133,9 +134,12 @@ final class LogPartitionReader implements PartitionReader<ColumnarBatch> {
         return false;
       }
       warnOfLoss(head.baseOffset());
-      boolean hasRows = head.count() > 0 && head.nextOffset() > slice.fromOffset();
-      if (hasRows && request.times().overlaps(head)) {
-        load();
+      if (head.nextOffset() > slice.fromOffset()) {
+        if (head.count() == 0) {
+          chunk.readColumns(NO_COLUMNS); // Its metadata must not have rows either.
+        } else if (request.times().overlaps(head)) {
+          load();
+        }
       }
       nextOffset = Math.max(nextOffset, head.nextOffset());
     }
