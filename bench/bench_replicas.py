@@ -14,7 +14,7 @@ import pytest
 import embedlog
 from embedlog.errors import StorageError
 from embedlog.files import Files
-from embedlog.replication import catch_up, recovery
+from embedlog.replication import catch_up, root
 
 FAILOVERS = int(os.environ.get("EMBEDLOG_BENCH_FAILOVERS", "20"))
 CATCH_UP_BATCHES = 1000
@@ -107,7 +107,7 @@ def bench_failover(benchmark, note, disks, single):
         nonlocal log, part
         Breaking.broken = None
         log = embedlog.open(disks, maintenance=False, files=Breaking)
-        recovery.try_bring_back(log.root)
+        root.try_bring_back(log.root)
         catch_up.replicate(log.root)
         part = log.partition("t", 0)
         part.append([single])
@@ -183,7 +183,7 @@ def bench_catch_up(benchmark, note, disks, thousand):
             path.unlink()
 
     def copy():
-        recovery.try_bring_back(log.root)
+        root.try_bring_back(log.root)
         catch_up.replicate(log.root)
 
     note(records=1000 * CATCH_UP_BATCHES, bytes=CATCH_UP_BATCHES * thousand.size)
