@@ -114,6 +114,33 @@ def test_two_of_four_directories_and_an_empty_one_are_a_majority(tmp_path):
         assert values(log, "t") == [b"a", b"b"]
 
 
+def test_a_directory_counts_for_the_majority_from_when_it_is_online(tmp_path, monkeypatch):
+    """A process that dies while it adds one does not make a log of two directories need two."""
+    paths = [tmp_path / f"disk{number}" for number in range(3)]
+    with embedlog.open(paths[:2], maintenance=False) as log, monkeypatch.context() as patch:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+        patch.setattr(root, "bring_back", raise_killed)
+        with pytest.raises(KeyboardInterrupt):
+            log.replicas.add(paths[2])
+    shutil.rmtree(paths[2])
+    paths[2].mkdir()
+    paths[0].rename(tmp_path / "away")
+
+    with embedlog.open(paths[1:], maintenance=False) as log:
+        send(log, "t", [b"b"])
+        assert values(log, "t") == [b"a", b"b"]
+        (tmp_path / "away").rename(paths[0])
+        for _ in range(3):
+            root.try_bring_back(log.root)
+        assert log.root.controller.image.online == (1, 2, 3)
+
+
+def raise_killed(*_):
+    """Take the place of a function in a process that dies before it."""
+    raise KeyboardInterrupt
+
+
 def test_a_directory_that_was_replaced_before_that_was_noticed_is_used_again(directories, log):
     """Too few others worked to note that it was gone; now it is empty."""
     log.create_topic("t")

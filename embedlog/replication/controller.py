@@ -54,6 +54,7 @@ from embedlog.replication.metadata import (
     DirectoryInfo,
     MetadataImage,
     check_quorum,
+    counted,
     put_epoch,
     quorum_of,
 )
@@ -582,7 +583,8 @@ class Controller:
         self, image: MetadataImage, returned: int, failed: Collection[int], *, lost: bool
     ) -> None:
         """Raise unless a majority is left, with a directory that returns, in the place of some."""
-        voters, count = set(image.online) - set(failed), len(image.directories)
+        voters = set(image.online) - set(failed)
+        count = len(counted(image, {*voters, returned}))
         # Of four, three have each write, so one of two that lost nothing has it.
         has_all = count - len(voters) < quorum_of(count)
         # The epoch pages of those that failed show whether others went on with them and with it; in

@@ -99,6 +99,10 @@ def note_epoch(table: Any, txn: kv.Txn, epoch: Epoch, *, keep: int | None = None
         table.delete(txn, number)
 
 
+JUST_ADDED = "it was just added"
+"""Why a directory is offline that was never online."""
+
+
 class DirectoryInfo(NamedTuple):
     """A directory of the log, as the metadata has it."""
 
@@ -106,7 +110,7 @@ class DirectoryInfo(NamedTuple):
     rack: str | None = None
     online: bool = True
     reason: str = ""
-    """Why it is offline."""
+    """Why it is offline; `JUST_ADDED` if it has never been online."""
     since: int = 0
     """The epoch in which it came online, or went offline."""
     is_mount_point: bool = False
@@ -207,6 +211,18 @@ def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
     note_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
 
 
+def counted(image: MetadataImage, online: Collection[int]) -> dict[int, str]:
+    """Return the paths of the directories that count for a majority, by their ids.
+
+    One that was added counts from when it comes online: it has written nothing before.
+    """
+    return {
+        each: info.path
+        for each, info in image.directories.items()
+        if info.reason != JUST_ADDED or each in online
+    }
+
+
 def quorum_of(count: int) -> int:
     """Return how many of the directories of a log have to be online for a change of its metadata.
 
@@ -224,11 +240,11 @@ def check_quorum(
     Raises:
         NotEnoughReplicasError: The others could have decided otherwise, without these.
     """
-    all_paths = {each: info.path for each, info in image.directories.items() if each not in without}
-    count = len(all_paths)
+    paths = {each: path for each, path in counted(image, online).items() if each not in without}
+    count = len(paths)
     required = quorum_of(count)
     if len(online) < required:
-        offline = [path for each, path in all_paths.items() if each not in online]
+        offline = [path for each, path in paths.items() if each not in online]
         raise NotEnoughReplicasError(
             f"{len(online)} of {count} directories of the log are online, and a change of its "
             f"metadata needs {required}; {', '.join(offline)} cannot be used",

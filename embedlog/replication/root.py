@@ -69,6 +69,7 @@ from embedlog.replication.member_file import (
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
+    JUST_ADDED,
     METADATA_VERSION,
     DirectoryInfo,
     MetadataImage,
@@ -82,9 +83,6 @@ from embedlog.replication.placement import assign_replicas
 from embedlog.root import startup
 from embedlog.root.root import Root, check_format, check_new
 from embedlog.segment import path_of
-
-JUST_ADDED = "it was just added"
-"""Why a directory is offline that was never online."""
 
 _MIN_FREE_BYTES = 1 << 20
 """What a directory must have free to come back."""

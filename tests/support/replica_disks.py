@@ -246,8 +246,9 @@ class Setting(NamedTuple):
 
     def open(self) -> Any:
         """Open the log; wait if too few disks work for that."""
-        disks = _Disks(self)
+        disks, begun = _Disks(self), time.monotonic()
         while True:
+            assert time.monotonic() - begun < LONGEST_SECONDS, "the log cannot be opened"
             try:
                 log = embedlog.open(self.paths, durability="fsync", maintenance=False, files=disks)
                 log.topics()
