@@ -647,7 +647,6 @@ def test_a_condition_is_of_pyarrow_polars_or_sql(log, name):
         for door in (
             topic.to_arrow(columns, where=where).to_batches(),
             topic.batches(columns, where=where),
-            topic.select(columns, where=where).batches(),
             consumed(where),
         ):
             found = [row for batch in door for row in batch.to_pylist()]

@@ -291,7 +291,7 @@ def test_a_notebook_shows_any_timestamp(log, moment):
     assert "<td>x</td>" in view._repr_html_()
 
 
-@pytest.mark.parametrize("call", ["to_arrow", "to_pandas", "to_polars", "select"])
+@pytest.mark.parametrize("call", ["to_arrow", "to_pandas", "to_polars"])
 def test_a_wrong_option_of_a_frame_is_an_error_that_names_it(topic, call):
     """As for any other argument."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'wher'"):

@@ -249,13 +249,13 @@ DIR = {
     "mirrors": "count failover index",
     "groups": "get items keys values",
     "topic": """
-        at batches between config describe_retention explain_compaction files get head items
-        name optimize partition partitions plot ranges raw sample scan schema select since
+        at batches between config dataset describe_retention explain_compaction files get head items
+        name new optimize partition partitions plot ranges raw sample scan schema since
         size_bytes tail to_arrow to_pandas to_polars
     """,
     "mirror": "errors running status stop wait",
     "view": """
-        at batches between files get items name plot ranges raw sample scan schema select since
+        at batches between dataset files get items name plot ranges raw sample scan schema since
         to_arrow to_pandas to_polars
     """,
     "group": """

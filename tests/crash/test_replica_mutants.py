@@ -298,7 +298,7 @@ MUTANTS = [
         "directories are compared by how much they have, and not by their epochs",
         by_two_that_went_on_alone,
         f"{REPLICATION}.metadata:DirectoryHistory.extra",
-        {"# Older ones are": "return max(self.end - other.end - 1, 0)  #"},
+        {"mine, others, shared": "return max(self.end - other.end - 1, 0)  #"},
     ),
     Mutant(
         "only what the directory lacks that comes back is compared",
