@@ -340,7 +340,7 @@ MUTANTS = [
         "a copy is blamed for a leader that breaks",
         by_a_copy_out_of_sync,
         f"{REPLICATION}.controller:Controller.directory_of",
-        {'if f"{error.path}/"': 'if not f"{error.path}/"'},
+        {'if f"{getattr(error,': 'if not f"{getattr(error,'},
     ),
 ]
 
