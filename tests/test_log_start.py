@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 from support.clock import MovedUptime
+from support.faulty_files import REBOOTED
 from support.roots import (
     abandon,
     bases,
@@ -20,7 +21,7 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError
-from embedlog.partition import flush, log_start, producer_state, tail, unnamed_files
+from embedlog.partition import PartitionLog, flush, log_start, producer_state, tail, unnamed_files
 from embedlog.partition.log_start import move_log_start
 
 SIZE = encoded(b"v0").size
@@ -167,6 +168,24 @@ def test_files_stay_for_their_delay(tmp_path):
             assert unnamed_files.sweep(other.context) == 3
         assert len(segment_files(root.path)) == 2
         assert unnamed_files.pending_paths(root.context.live) == set()
+
+
+def test_a_topic_that_is_deleted_during_an_open_does_not_end_it(tmp_path, monkeypatch):
+    """Another process deletes it between the list of topics and the recovery of its partitions."""
+    with closing(open_root(tmp_path / "root")) as root:
+        ten_records(root, TWO_RECORDS)
+    recover = PartitionLog.tail
+
+    def deleted_meanwhile(log):
+        monkeypatch.setattr(PartitionLog, "tail", recover)
+        log.context.catalog.delete_topic(log.context.catalog.topic(log.topic))
+        return recover(log)
+
+    monkeypatch.setattr(PartitionLog, "tail", deleted_meanwhile)
+    with closing(open_root(tmp_path / "root", files=REBOOTED)) as root:
+        assert root.startup_report
+        assert not root.topics()
+        assert healthy(root)
 
 
 def test_after_a_clean_close_the_next_one_sweeps(tmp_path):

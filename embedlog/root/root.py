@@ -408,6 +408,8 @@ class Root:
                     for log in self.partition_logs(self.topics().values()):
                         try:
                             log.tail()
+                        except UnknownTopicOrPartitionError:
+                            pass  # Another process has just deleted the topic.
                         except (CorruptionError, ReplicaNotAvailableError) as error:
                             # Using this partition raises it again; the others can be used.
                             self.startup_report.append(str(error))
