@@ -6,10 +6,11 @@ those columns are read, and segments and batches without such rows are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from embedlog.errors import UnsupportedFormatError
@@ -18,6 +19,9 @@ from embedlog.schemas.reading import names_in
 
 if TYPE_CHECKING:
     from embedlog.api.topic import TopicView
+
+Columns = Sequence[str] | Mapping[str, pc.Expression]
+"""Names of columns, or expressions by the names of their results."""
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
@@ -28,13 +32,13 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         condition: Only rows for which this expression of pyarrow is true.
     """
 
-    def __init__(self, view: TopicView[Any, Any], condition: Any = None) -> None:
+    def __init__(self, view: TopicView, condition: pc.Expression | None = None) -> None:
         # Not super().__init__, which cannot be called: the methods of the base class that would
         # need it are all overridden.
         self._view, self._condition = view, condition
         self._schema, self._read = view._scannable()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return TopicDataset, (self._view, self._condition)
 
     def __repr__(self) -> str:
@@ -46,11 +50,13 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         return self._schema
 
     @property
-    def partition_expression(self) -> Any:
+    def partition_expression(self) -> pc.Expression:
         """An expression that is true for all rows."""
         return ds.scalar(True)
 
-    def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> ds.Scanner:  # noqa: A002 - pyarrow's name
+    def scanner(
+        self, columns: Columns | None = None, filter: pc.Expression | None = None, **options: object
+    ) -> ds.Scanner:  # noqa: A002 - pyarrow's name
         """Return a scanner, which reads the records once.
 
         Args:
@@ -62,7 +68,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
             KeyError: There is no such column.
         """
         names, condition = self._schema.names, _both(self._condition, filter)
-        expressions = [*columns.values()] if isinstance(columns, dict) else []
+        expressions = [*columns.values()] if isinstance(columns, Mapping) else []
         used = names if columns is None else [] if expressions else list(columns)
         for expression in expressions if condition is None else [*expressions, condition]:
             used = [*used, *names_in(expression, names)]
@@ -81,27 +87,27 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         for batch in self._read(schema.names, pushed):
             yield batch.cast(schema)
 
-    def count_rows(self, filter: Any = None, **options: Any) -> int:  # noqa: A002
+    def count_rows(self, filter: pc.Expression | None = None, **options: object) -> int:  # noqa: A002
         """Return how many rows there are for which a filter is true; reads its columns only."""
         return int(self.scanner([], filter, **options).count_rows())
 
-    def filter(self, expression: Any) -> TopicDataset:
+    def filter(self, expression: pc.Expression) -> TopicDataset:
         """Return the rows for which an expression is true; nothing is read yet."""
         return TopicDataset(self._view, _both(self._condition, expression))
 
-    def sort_by(self, sorting: Any, **options: Any) -> ds.Dataset:
+    def sort_by(self, sorting: str | list[tuple[str, str]], **options: object) -> ds.Dataset:
         """Return the rows in another order, in memory."""
         return _in_memory(self).sort_by(sorting, **options)
 
-    def join(self, right_dataset: Any, *args: Any, **options: Any) -> ds.Dataset:
+    def join(self, right_dataset: ds.Dataset, *args: object, **options: object) -> ds.Dataset:
         """Join the rows with those of another dataset, in memory."""
         return _in_memory(self).join(_in_memory(right_dataset), *args, **options)
 
-    def join_asof(self, right_dataset: Any, *args: Any, **options: Any) -> ds.Dataset:
+    def join_asof(self, right_dataset: ds.Dataset, *args: object, **options: object) -> ds.Dataset:
         """Join each row with the nearest one of another dataset, in memory."""
         return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
 
-    def get_fragments(self, filter: Any = None) -> Iterator[Any]:  # noqa: A002
+    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ds.Fragment]:  # noqa: A002
         """Raise an `UnsupportedFormatError`: a log has no fragments of Arrow's."""
         raise self._unsupported("get_fragments", "`files` of the topic lists its files.")
 

@@ -147,8 +147,9 @@ class PartitionAssignment:
 
     def returned(self, directory: int, flushed: FlushedCopy | None) -> PartitionAssignment:
         """Return the state after a directory came back, with what its copy had flushed."""
-        others = tuple(each for each in self.flushed if each.directory != directory)
-        return replace(self, flushed=others if flushed is None else (*others, flushed))
+        after = tuple(each for each in self.flushed if each.directory != directory)
+        after = after if flushed is None else (*after, flushed)
+        return self if after == self.flushed else replace(self, flushed=after)
 
     def without_copy(self, directory: int) -> PartitionAssignment:
         """Return the state after a directory came back without the copy that it had.
