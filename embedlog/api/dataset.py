@@ -55,8 +55,11 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         return ds.scalar(True)
 
     def scanner(
-        self, columns: Columns | None = None, filter: pc.Expression | None = None, **options: object
-    ) -> ds.Scanner:  # noqa: A002 - pyarrow's name
+        self,
+        columns: Columns | None = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - pyarrow's name
+        **options: object,
+    ) -> ds.Scanner:
         """Return a scanner, which reads the records once.
 
         Args:
