@@ -48,14 +48,15 @@ class Program:
     def read(self, _: bytes = b"") -> None:
         self.log.topic("t").to_arrow()
 
-    def to_polars(self, _: bytes = b"") -> None:
-        self.log.topic("t").to_polars()
+    def to_pandas(self, _: bytes = b"") -> None:
+        # Not Polars, whose threads a child must not use.
+        self.log.topic("t").to_pandas()
 
 
 PROGRAMS: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
     "send-send": (Program.send, Program.send),
     "send-read": (Program.send, Program.read),
-    "frame-frame": (Program.to_polars, Program.to_polars),
+    "frame-frame": (Program.to_pandas, Program.to_pandas),
 }
 
 
