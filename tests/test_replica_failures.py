@@ -782,7 +782,7 @@ def test_a_copy_that_catches_up_while_another_leader_is_elected_has_all_of_both(
 def test_a_copy_whose_directory_is_replaced_by_an_old_one_while_it_is_made_begins_again(
     directories, log
 ):
-    """What was open stays so: it goes on in what was replaced, which nobody will read."""
+    """Files that were open still write to the old image, which nobody reads any more."""
     log.create_topic("t", replicas=[(1, 2, 3)])
     send(log, "t", [b"a"])
     directories.lose(log, 3)

@@ -778,8 +778,7 @@ class Topic(TopicView[K, V]):
         ) as consumer:
             # Joins the group; what it returns is read again, as columns.
             consumer.poll_batches(max_records=1, columns=["offset"])
-            ends = {part.partition: part for part in self.ranges()}
-            ranges = []
+            ends, ranges = self.ranges(), []
             for partition in sorted(consumer.assignment()):
                 _, start, stop = ends[partition.partition]
                 committed = consumer.committed(partition)

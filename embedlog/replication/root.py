@@ -855,8 +855,11 @@ def _note_reason(root: ReplicatedRoot, directory_id: int, reason: str) -> None:
 
     def step(txn: kv.Txn, image: MetadataImage) -> bool:
         info = image.directories.get(directory_id)
+        # One that was just added must not count for the majority.
+        if info is None or info.online or info.reason == JUST_ADDED:
+            return False
         # Numbers in it may grow each time.
-        if info is None or info.online or info.reason.split(":")[0] == reason.split(":")[0]:
+        if info.reason.split(":")[0] == reason.split(":")[0]:
             return False
         DIRECTORIES.put(txn, directory_id, value=info._replace(reason=reason))
         return True
