@@ -173,15 +173,22 @@ def refuse_to_open(path: Path) -> None:
         embedlog.open(path / "missing", mode="r")
 
 
-def write_and_read(path: Path) -> None:
-    with embedlog.open(path, maintenance=False) as log:
+def write_and_read(*paths: Path) -> None:
+    with embedlog.open(paths, maintenance=False) as log:
         log.producer().send("t", b"v").result()
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
             consumer.poll(0)
         log.delete_topic("t")
 
 
-@pytest.mark.parametrize("call", [open_and_close, refuse_to_open, write_and_read])
+def write_and_read_copies(path: Path) -> None:
+    write_and_read(path / "a", path / "b")
+
+
+CALLS = [open_and_close, refuse_to_open, write_and_read, write_and_read_copies]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_call_leaves_no_frames_to_the_garbage_collector(
     tmp_path: Path, call: Callable[[Path], None]
 ) -> None:

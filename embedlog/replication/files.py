@@ -77,7 +77,8 @@ def _repeated(operation: F) -> F:
             try:
                 return operation(self, *arguments, **options)
             except StorageError as error:
-                self.failed(error)
+                if not self.may_repeat(error):
+                    raise
 
     return cast("F", repeat)
 
@@ -92,7 +93,8 @@ def _at_leader(name: str) -> Any:
                 directory, copy = self.copies(fd)[0]
                 return getattr(directory.files, name)(copy, *arguments, **options)
             except StorageError as error:
-                self.failed(error)
+                if not self.may_repeat(error):
+                    raise
 
     return operation
 
@@ -225,22 +227,22 @@ class ReplicatedFiles(Files):
             raise offline_error(controller.image, assignment, where)
         return found
 
-    def failed(self, error: StorageError) -> None:
-        """Take the directory offline that an error says is broken; raise the error if none is.
+    def may_repeat(self, error: StorageError) -> bool:
+        """Take the directory offline that an error says is broken; return whether one is.
 
-        Returns also if the file was moved to other directories meanwhile: then, and if one was
-        taken offline, the operation must be repeated.
+        Also true if the file was moved to other directories meanwhile.  In both cases the
+        operation must be repeated; else its caller raises the error, since a frame that raises its
+        argument is part of a cycle, which keeps the files of all callers open.
         """
         controller = self._controller
         if controller.offline_if_broken(error):
-            return
+            return True
         directory = controller.directory_of(error) if error.missing else None
-        if directory is not None:
-            key = partition_of((error.path or "")[len(directory.files.root) + 1 :])
-            assignment = None if key is None else controller.assignment(key)
-            if assignment is not None and directory.id not in assignment.replicas:
-                return
-        raise error
+        if directory is None:
+            return False
+        key = partition_of((error.path or "")[len(directory.files.root) + 1 :])
+        assignment = None if key is None else controller.assignment(key)
+        return assignment is not None and directory.id not in assignment.replicas
 
     # Opening
 
@@ -266,9 +268,8 @@ class ReplicatedFiles(Files):
             except BaseException as error:
                 _close_each(handle.copies)
                 handle.copies = []
-                if not isinstance(error, StorageError):
+                if not isinstance(error, StorageError) or not self.may_repeat(error):
                     raise
-                self.failed(error)
         if handle.key is not None:
             # From now on it exists.
             handle.how = {**handle.how, "create": False, "exclusive": False}
@@ -425,7 +426,8 @@ class ReplicatedFiles(Files):
                     seconds[directory.id] = monotonic() - began
                 return leader.files.write(leader_fd, buffers, position)
             except StorageError as error:
-                self.failed(error)
+                if not self.may_repeat(error):
+                    raise
 
     def slow_followers(self, fd: int, seconds: float) -> _list[int]:
         """Return the directories in which the last write took longer, the leader's left out."""
@@ -481,9 +483,8 @@ class ReplicatedFiles(Files):
                     waited |= directory.files.lock(copy, timeout, shared)
             except BaseException as error:
                 self.unlock(fd)
-                if not isinstance(error, StorageError):
+                if not isinstance(error, StorageError) or not self.may_repeat(error):
                     raise
-                self.failed(error)
                 continue
             if self._controller.moved():
                 self._controller.refresh()
@@ -505,7 +506,8 @@ class ReplicatedFiles(Files):
                 held = []
                 return True
             except StorageError as error:
-                self.failed(error)
+                if not self.may_repeat(error):
+                    raise
             finally:
                 _unlock_each(held)
 
