@@ -489,6 +489,15 @@ def test_a_package_assigns_only_to_its_own_objects():
     )
 
 
+def test_the_architecture_lists_the_rooms_from_the_bottom():
+    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("| package | what it does |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
+    listed = [room for row in rows for room in row]
+    assert sorted(listed) == sorted(FLOOR)
+    assert [FLOOR[room] for room in listed] == sorted(FLOOR[room] for room in listed)
+
+
 def test_every_benchmark_can_be_collected():
     """They run seldom, so a name that moved would be missed for long."""
     root = Path(__file__).parent.parent
