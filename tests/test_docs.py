@@ -133,7 +133,7 @@ def test_every_command_is_in_the_reference():
 
 def test_the_examples_in_the_help_are_valid_commands():
     """Those of the reference, and of the guide: with commands, options and values that exist."""
-    guide = (DOCS / "index.md").read_text(encoding="utf-8")
+    guide = (DOCS / "guide.md").read_text(encoding="utf-8")
     text = "\n".join([generator().command_line_page(), *SHELL.findall(guide)])
     examples = re.findall(r"^ *(embedlog [^#\n|>$]+)", text, re.MULTILINE)
     commands = {name for name, _ in generator().commands()}

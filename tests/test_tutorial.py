@@ -1,4 +1,4 @@
-"""The tutorial and the pages about values run as they stand and print what they show."""
+"""The README, the tutorial and other pages run as they stand and print what they show."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ def script(blocks: list[tuple[str, str, str]]) -> str:
     return "\n".join(statements)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "values.md", "avro.md"])
+PAGES = ["../README.md", "index.md", "tutorial.md", "values.md", "avro.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_page_prints_what_it_says(page, tmp_path):
     """The Python blocks run in one session, the shell blocks as its subprocesses."""
     blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+    # tests/spark runs those of Spark.
+    blocks = [block for block in blocks if "embedlog.spark" not in block[1]]
     commands = tmp_path / "bin"
     commands.mkdir()
     command = commands / "embedlog"
