@@ -1,4 +1,4 @@
-"""The code in the README and the guide runs as a user would paste it."""
+"""The test in the README passes, and the code on the pages can be typed as it is."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from support.children import run_python
 
 pytest_plugins = ["pytester"]
 REPOSITORY = Path(__file__).parent.parent
-FORKS = "ignore:This process:DeprecationWarning"
-"""Newer Pythons warn about a fork in a process with threads; `run_group` forks by default."""
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-
-
-def run(code: str, directory: Path) -> str:
-    """Run a session in its own directory and return what it printed."""
-    return run_python("-W", "error", "-W", FORKS, "-c", code, cwd=directory)
 
 
 @pytest.mark.tier("test")
@@ -56,26 +49,10 @@ def test_what_is_shown_can_be_typed_line_by_line(page):
 
 
 @pytest.mark.tier("test")
-def test_the_guide_runs_from_top_to_bottom(tmp_path):
-    """Its blocks can be pasted into one session, in an empty directory, as they are."""
-    blocks = BLOCK.findall((REPOSITORY / "docs" / "guide.md").read_text())
-
-    run("\n".join([*blocks, "log.close()"]), tmp_path)
-
-
-@pytest.mark.tier("test")
-def test_the_page_about_typed_topics_runs_from_top_to_bottom(tmp_path):
-    """In one session, as it is."""
-    blocks = BLOCK.findall((REPOSITORY / "docs" / "typed-topics.md").read_text())
-
-    run("\n".join([*blocks, "log.close()"]), tmp_path)
-
-
-@pytest.mark.tier("test")
 def test_the_page_on_monitoring_runs_from_top_to_bottom(tmp_path):
     """And the numbers in its comments are true."""
     blocks = BLOCK.findall((REPOSITORY / "docs" / "monitoring.md").read_text())
     code = re.sub(r"^(\S.*?)  +# (\d+)$", r"assert (\1) == \2", "\n".join(blocks), flags=re.M)
 
     assert code.count("assert ") == 3
-    run(code, tmp_path)
+    run_python("-W", "error", "-c", code, cwd=tmp_path)
