@@ -267,7 +267,22 @@ def test_the_readme_has_no_relative_link_on_pypi():
         assert [path for path in inside if not (ROOT / path.partition("#")[0]).exists()] == []
 
 
-@pytest.mark.tier("test")
+def test_the_texts_for_language_models_have_all_pages():
+    """The list names each page, and the text has the pages, and the reference's docstrings."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    paths = re.findall(r"[\w/-]+\.md", navigation)
+    texts = generator().texts_for_models([{"Pages": paths}], "A log.")
+
+    assert re.findall(r"\]\(([\w/-]+)\.html\)", texts["llms.txt"]) == [
+        path.removesuffix(".md") for path in paths
+    ]
+    full = texts["llms-full.txt"]
+    for page in [*DOCS.rglob("*.md"), *(ROOT / name for name in ("CHANGELOG.md",))]:
+        assert page.read_text(encoding="utf-8")[-200:].replace("](docs/", "](") in full, page
+    assert "## `embedlog.Producer.send(self, topic:" in full
+    assert "\n::: " not in full
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="`make docs` installs it")
 @pytest.mark.tier("all")  # five seconds of a processor
 def test_the_site_builds_without_a_warning(tmp_path):
@@ -277,5 +292,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
 
     assert 'id="A17"' in (tmp_path / "semantics.html").read_text(encoding="utf-8")
+    assert "](guide.html)" in (tmp_path / "llms.txt").read_text(encoding="utf-8")
+    assert "\n# The format\n" in (tmp_path / "llms-full.txt").read_text(encoding="utf-8")
     for page in tmp_path.rglob("*.html"):
         assert "unpkg.com" not in page.read_text(encoding="utf-8"), page
