@@ -14,6 +14,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from support.children import run_python
@@ -247,6 +248,24 @@ def test_the_pictures_are_those_of_the_script():
         picture = draw()
         drawn = (DOCS / "pictures" / f"{picture.name}.svg").read_text(encoding="utf-8")
         assert drawn == picture.svg(), f"{picture.name}.svg: run python docs/pictures/draw.py"
+
+
+@pytest.mark.tier("test")
+def test_the_recording_is_drawn_from_a_real_run(tmp_path):
+    """Of a group that has all orders done by the worker that was not killed."""
+    recorder = loaded(DOCS / "pictures" / "record.py")
+    events = recorder.record(tmp_path)
+
+    begun = [(event["worker"], event["order"]) for event in events if event["what"] == "begin"]
+    of_killed = [order for worker, order in begun if worker == "A"]
+    assert of_killed == list(range(0, recorder.KILLED + 1, 2))
+    assert [order for worker, order in begun if worker == "B"].count(recorder.KILLED) == 1
+    assert {order for _, order in begun} == set(range(recorder.ORDERS))
+    times = re.compile(r"\d+\.\d+%?|\d+ ms")
+    drawn = (DOCS / "pictures" / "killed.svg").read_text(encoding="utf-8")
+    again = recorder.draw(events)
+    assert ElementTree.fromstring(again).get("role") == "img"
+    assert sorted(times.sub("", drawn).split()) == sorted(times.sub("", again).split())
 
 
 def test_the_readme_has_no_relative_link_on_pypi():
