@@ -346,5 +346,5 @@ def _data_loss(part: PartitionSlice, problem: str) -> DataLossError:
         topic=part.topic,
         partition=part.partition,
         offset=part.from_offset,
-        todo="Load or plan it again; in Spark, failOnDataLoss=false continues without these records.",
+        todo="Load or plan it again; in Spark, failOnDataLoss=false skips these records.",
     )
