@@ -313,8 +313,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "AssignorError": "Correct the assignor; `problems` says what is wrong.",
     },
     "Spark": {
-        "DataLossError": "Decide whether the loss is acceptable; then set `failOnDataLoss` to "
-        "`false`, or start again with a new checkpoint.",
+        "DataLossError": "Plan splits again. In Spark, decide whether the loss is acceptable; then "
+        "set `failOnDataLoss` to `false`, or start again with a new checkpoint.",
         "SparkSetupError": "Install or set what the error names.",
         "SparkQueryError": "Read the first line; Spark's own exception is the `__cause__`.",
     },
@@ -499,7 +499,10 @@ def _part_of(key: str) -> str:
 # The API
 
 API = {
-    "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
+    "log": (
+        "Log and topics",
+        ["embedlog.open", "embedlog.Log", "embedlog.Topic", "embedlog.Split"],
+    ),
     "schemas": (
         "Schemas",
         [

@@ -32,7 +32,7 @@ FLOORS = (
     {"groups"},
     {"group"},
     {"partition"},
-    {"publish"},
+    {"publish", "splits"},
     {"listeners"},
     {"root"},
     {"registry", "replication"},
@@ -63,7 +63,7 @@ DOORS = {
     "pytest": {"testing"},
     "pyarrow": {
         *("batch", "schemas", "segment", "partition", "root", "publish", "compaction", "audit"),
-        *("producer", "consumer", "api", "cli", "spark", "pipeline", "convert"),
+        *("producer", "consumer", "api", "cli", "spark", "pipeline", "convert", "splits"),
         "mirrors",
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},
