@@ -11,7 +11,7 @@ EXTRAS = avro confluent-kafka demo kafka kafka-python opentelemetry polars spark
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests check lint wheel jar spark-versions bench demo docs docs-tables option-types clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests check lint wheel jar spark-versions engines bench demo docs docs-tables option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -20,10 +20,10 @@ quick: .venv/.dev jar
 test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev jar spark-versions lowest
+test-all: .venv/.dev jar spark-versions engines lowest
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
-nightly: .venv/.dev jar spark-versions
+nightly: .venv/.dev jar spark-versions engines
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 # The lowest versions of the dependencies that pyproject.toml declares.
@@ -82,6 +82,14 @@ spark-versions: .venv/spark-4.1 .venv/spark-4.2
 
 .venv/spark-%: | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --target $@.partial 'pyspark==$*.*'
+	mv $@.partial $@
+
+# What the recipes of docs/splits.md run with, beside the other tools; PyTorch takes 5 GB.
+engines: .venv/engines .venv/torch
+
+.venv/engines .venv/torch: | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --target $@.partial \
+		$(if $(filter %torch,$@),torch,dask 'deltalake>=1.6' ray)
 	mv $@.partial $@
 
 # The rows of both databases in docs/format.md, from embedlog/keyspace.py.
