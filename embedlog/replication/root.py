@@ -445,8 +445,9 @@ class ReplicatedRoot(Root):
     def regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
         """Bring a directory back while too few others work; return whether one came back.
 
-        Also one that still counts as online, if another disk is at its path now, or if it lacks the
-        write that says so: the disk, or its process, failed in that.
+        Also one that still counts as online, if another disk is at its path now, if it lacks the
+        write that says so, since the disk or its process failed in that, or if it could not be used
+        when the log was opened.
         """
         # One thread at a time, and not while it is bringing one back.
         if monotonic() < self._regain_at or not self._regaining.acquire(blocking=False):
@@ -455,7 +456,10 @@ class ReplicatedRoot(Root):
             self._regain_at = monotonic() + REGAIN_SECONDS
             for each, info in self.controller.image.directories.items():
                 opened = self.controller.directories.get(each)
-                is_used = opened is None or (opened.is_in_place() and not opened.lacks(info.since))
+                if opened is None:
+                    is_used = each not in self._unprepared
+                else:
+                    is_used = opened.is_in_place() and not opened.lacks(info.since)
                 if info.online and (each not in failed or is_used):
                     continue
                 try:
