@@ -587,6 +587,42 @@ def test_a_directory_that_is_missing_while_an_epoch_was_noted_that_never_comes(d
         assert [each.online for each in log.replicas] == [False, True, True]
 
 
+def test_a_database_is_not_kept_open_if_the_other_one_cannot_be_opened(
+    directories, log, monkeypatch
+):
+    """Another process would take it for unused, and begin a table of readers without this one's."""
+    log.create_topic("t")
+    directories.lose(log, 1)
+    directories.put_back(1)
+    forks.call(lambda: bring_back(directories.open()))
+    begin = kv.LmdbStore.__init__
+
+    def refuse_live(store, files, name, **options):
+        if (files.root, name) == (os.fspath(directories.path(1)), "live"):
+            raise errors.CorruptionError("It is damaged", path=f"{files.root}/live")
+        begin(store, files, name, **options)
+
+    monkeypatch.setattr(kv.LmdbStore, "__init__", refuse_live)
+    gc.disable()
+    try:
+        notice(log)
+        assert log.root.controller.image.online == (2, 3)
+        kv.close_unused()
+        databases = [each for each in open_files() if "/state/" in each or "/live/" in each]
+        assert not [each for each in databases if each.startswith(f"{directories.path(1)}/")]
+    finally:
+        gc.enable()
+
+
+def open_files():
+    """Return the paths of the files that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the list itself
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
 def test_a_program_is_not_the_first_one_since_nobody_uses_a_directory_that_is_offline(
     directories, log
 ):

@@ -475,6 +475,7 @@ class ReplicatedRoot(Root):
     def open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
         files = self.files_at(path, writable=self.mode == "rw")
+        directory = LogDirectory(directory_id, path, files)
         try:
             if directory_id in self._unprepared:
                 raise StorageError(
@@ -483,11 +484,12 @@ class ReplicatedRoot(Root):
                     operation="open",
                 )
             check_member(files, self.cluster_id, directory_id)
-            directory = LogDirectory(directory_id, path, files)
             directory.attachment.share(self.lock_timeout)
             directory.open_stores(self.lock_timeout)
         except BaseException:
-            files.close_all()
+            # Its databases, too: without the lock of this process, another one takes them for
+            # unused, and begins a table of readers again that does not have those of this one.
+            directory.close()
             raise
         return directory
 
