@@ -39,6 +39,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
+from embedlog.files.paths import identity_at
 from embedlog.hints import Hint
 
 T = TypeVar("T")
@@ -161,8 +162,7 @@ class _Environment:
             env = lmdb.open(self.path, lock=False, **options)
         try:
             # LMDB opens a path, where another disk may have been mounted since the root was opened.
-            root = os.stat(os.path.dirname(self.path))
-            if (root.st_dev, root.st_ino) != self.key[1:]:
+            if identity_at(os.path.dirname(self.path)) != self.key[1:]:
                 raise FileNotFoundError(errno.ENOENT, "Another directory is at its path")
             if self.writable:
                 env.reader_check()
