@@ -39,6 +39,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
+from embedlog.files.paths import identity_at
 from embedlog.hints import Hint
 
 T = TypeVar("T")
@@ -159,12 +160,15 @@ class _Environment:
                 raise
             # A directory that cannot be written has no reader slots either.
             env = lmdb.open(self.path, lock=False, **options)
-        if self.writable:
-            try:
+        try:
+            # LMDB opens a path, where another disk may have been mounted since the root was opened.
+            if identity_at(os.path.dirname(self.path)) != self.key[1:]:
+                raise FileNotFoundError(errno.ENOENT, "Another directory is at its path")
+            if self.writable:
                 env.reader_check()
-            except lmdb.Error:
-                env.close()
-                raise
+        except (lmdb.Error, OSError):
+            env.close()
+            raise
         return env
 
     def resize(self, factor: int) -> None:
@@ -608,10 +612,15 @@ class LmdbStore:
         """
         with shared.reading:
             pages, page_bytes = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
+        if self._length < pages * page_bytes and self._data is not None:
+            # Another process may have added pages since it was opened.
+            self._length = self._files.size(self._data)
         if self._length < pages * page_bytes:
             # A concurrent write of another process looks like damage.
             for _ in range(CHECKS):
-                problems = findings(self.path)
+                # What is read here is not overwritten until this transaction ends.
+                with shared.reading, shared.handle.begin():
+                    problems = findings(self.path)
                 if not problems:
                     return
             self._damage = f"The database was truncated to {self._length} bytes ({problems[0]})"

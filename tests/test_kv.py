@@ -1,5 +1,6 @@
 """Access to LMDB: processes share, grow, stop, fork and die."""
 
+import errno
 import os
 import random
 import threading
@@ -13,7 +14,7 @@ from support.patience import patient
 from support.roots import make_store
 
 from embedlog import kv
-from embedlog.errors import ClosedError, CorruptionError, LockTimeoutError
+from embedlog.errors import ClosedError, CorruptionError, LockTimeoutError, StorageError
 from embedlog.files import Files
 
 pytestmark = pytest.mark.disk  # what it promises depends on the file system
@@ -417,6 +418,55 @@ def test_a_database_truncated_while_others_use_it_cannot_be_opened(tmp_path, dam
         with pytest.raises(CorruptionError):
             make_store(tmp_path)
     assert data.read_bytes() == damaged
+
+
+def test_a_database_that_grows_while_it_is_opened_is_not_damaged(tmp_path, monkeypatch):
+    """Other processes write to it, and a check takes that for damage."""
+    make_store(tmp_path).close()
+    reserve = kv._reserve_lock_file
+
+    def grow_and_reserve(files, path):
+        monkeypatch.setattr(kv, "_reserve_lock_file", reserve)
+        in_child(lambda: make_store(tmp_path).write(fill_200))
+        reserve(files, path)
+
+    monkeypatch.setattr(kv, "findings", lambda path: [f"{path} is being written"])
+    monkeypatch.setattr(kv, "_reserve_lock_file", grow_and_reserve)
+    store = make_store(tmp_path)
+    assert store.get(b"first") == b"row"
+    store.close()
+
+
+def test_other_processes_overwrite_nothing_while_a_database_is_checked(tmp_path, monkeypatch):
+    """LMDB keeps the pages of a version for as long as a transaction reads it."""
+    make_store(tmp_path).close()
+    readers = []
+
+    def check(path):
+        (shared,) = kv._environments.values()
+        readers.extend(line.split()[-1] for line in shared.handle.readers().splitlines()[1:])
+        return []
+
+    monkeypatch.setattr(kv, "findings", check)
+    monkeypatch.setattr(Files, "size", lambda *_: kv.META_BYTES)
+    make_store(tmp_path).close()
+    assert [each for each in readers if each.isdecimal()]
+
+
+def test_a_database_is_that_of_the_directory_and_not_of_one_mounted_there_since(tmp_path):
+    """LMDB opens a path; all else follows the descriptor of the root."""
+    for name in ("first", "second"):
+        make_store(tmp_path / name, rows={b"name": name.encode()}).close()
+    files = Files(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    (tmp_path / "second").rename(tmp_path / "first")
+
+    with pytest.raises(StorageError, match="Another directory is at its path") as caught:
+        kv.LmdbStore(files, "live", durable=False, timeout=5)
+    assert caught.value.errno == errno.ENOENT
+    store = make_store(tmp_path / "first")
+    assert store.get(b"name") == b"second"
+    store.close()
 
 
 def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp_path):

@@ -97,14 +97,18 @@ def test_an_empty_directory_takes_the_place_of_one_that_fails_after_an_epoch_tha
     assert values(log, "t") == [b"a", b"b"]
 
 
-def test_two_of_four_directories_and_an_empty_one_are_a_majority(tmp_path):
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_two_of_four_directories_and_an_empty_one_are_a_majority(tmp_path, is_noticed):
     """Three had each write, so one of the two has it, although a fourth one is away."""
     paths = [tmp_path / f"disk{number}" for number in range(4)]
     with embedlog.open(paths, maintenance=False) as log:
         log.create_topic("t")
-        shutil.rmtree(paths[2])
-        notice(log)
+        if is_noticed:
+            shutil.rmtree(paths[2])
+            notice(log)
         send(log, "t", [b"a"])
+    if not is_noticed:
+        shutil.rmtree(paths[2])
     paths[2].mkdir()
     paths[3].rename(tmp_path / "away")
 
@@ -134,6 +138,68 @@ def test_a_directory_counts_for_the_majority_from_when_it_is_online(tmp_path, mo
         for _ in range(3):
             root.try_bring_back(log.root)
         assert log.root.controller.image.online == (1, 2, 3)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_addition_that_is_cut_short_leaves_the_majority_as_it_was(tmp_path, count):
+    """It is online in the others, without the write that says so; then one of those is lost."""
+    paths = [tmp_path / f"disk{number}" for number in range(count + 1)]
+    with embedlog.open(paths[:count], maintenance=False) as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+    check_killed(lambda: add(paths[:count], paths[-1]), paths[-1])
+    paths[0].rename(tmp_path / "away")
+
+    with embedlog.open(paths[:count], maintenance=False) as log:
+        send(log, "t", [b"b"])
+        (tmp_path / "away").rename(paths[0])
+        bring_back(log)
+        assert log.root.controller.image.online == tuple(range(1, count + 2))
+        assert values(log, "t") == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_the_only_copy_leads_after_a_return_that_was_cut_short(directories, others):
+    """It has all that it had; what it lacks is the write that says that it is online."""
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(2,)])
+        send(log, "t", [b"a"])
+        directories.lose(log, 2)
+        for name in ("u", "v"):
+            log.create_topic(name)
+    directories.put_back(2)
+    check_killed(lambda: bring_back(directories.open()), directories.path(2))
+    if others == 1:
+        directories.take(1)
+
+    with directories.open() as log:
+        bring_back(log)
+        send(log, "t", [b"b"])
+        assert values(log, "t") == [b"a", b"b"]
+
+
+def add(paths, path):
+    """Add a directory to a log."""
+    embedlog.open(paths, maintenance=False).replicas.add(path)
+
+
+def check_killed(work, path):
+    """Kill a process before the first write of `state` that reaches a directory."""
+    commit_all = kv._commit_all
+
+    def killed(stores, txns):
+        for index, store in enumerate(stores):
+            if store.path == f"{path}/state":
+                for txn in txns.txns[:index]:
+                    txn.commit()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return commit_all(stores, txns)
+
+    def patched():
+        kv._commit_all = killed
+        work()
+
+    assert forks.Child(patched).end().killed
 
 
 def raise_killed(*_):
@@ -519,6 +585,42 @@ def test_a_directory_that_is_missing_while_an_epoch_was_noted_that_never_comes(d
     with directories.open() as log:
         send(log, "t", [b"a"])
         assert [each.online for each in log.replicas] == [False, True, True]
+
+
+def test_a_database_is_not_kept_open_if_the_other_one_cannot_be_opened(
+    directories, log, monkeypatch
+):
+    """Another process would take it for unused, and begin a table of readers without this one's."""
+    log.create_topic("t")
+    directories.lose(log, 1)
+    directories.put_back(1)
+    forks.call(lambda: bring_back(directories.open()))
+    begin = kv.LmdbStore.__init__
+
+    def refuse_live(store, files, name, **options):
+        if (files.root, name) == (os.fspath(directories.path(1)), "live"):
+            raise errors.CorruptionError("It is damaged", path=f"{files.root}/live")
+        begin(store, files, name, **options)
+
+    monkeypatch.setattr(kv.LmdbStore, "__init__", refuse_live)
+    gc.disable()
+    try:
+        notice(log)
+        assert log.root.controller.image.online == (2, 3)
+        kv.close_unused()
+        databases = [each for each in open_files() if "/state/" in each or "/live/" in each]
+        assert not [each for each in databases if each.startswith(f"{directories.path(1)}/")]
+    finally:
+        gc.enable()
+
+
+def open_files():
+    """Return the paths of the files that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the list itself
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
 
 
 def test_a_program_is_not_the_first_one_since_nobody_uses_a_directory_that_is_offline(

@@ -30,6 +30,12 @@ def exists(path: str) -> bool:
     return os.path.exists(path)
 
 
+def identity_at(path: str) -> tuple[int, int]:
+    """Return device and inode of a directory; raises `OSError` if there is none."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
 def is_there(path: str) -> bool:
     """Whether there is anything at a path, as `exists`, but not False for lack of permission.
 

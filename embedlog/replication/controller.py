@@ -50,6 +50,7 @@ from embedlog.replication.isr import NO_DIRECTORY, FlushedCopy, PartitionAssignm
 from embedlog.replication.metadata import (
     ASSIGNMENTS,
     DIRECTORIES,
+    JUST_ADDED,
     METADATA_VERSION,
     DirectoryInfo,
     MetadataImage,
@@ -399,8 +400,15 @@ class Controller:
         """Write that directories are offline, why, and who leads instead, in a new epoch."""
         epoch = image.epoch + 1
         for each in gone.keys() - self._given_up:
-            info = image.directories[each]._replace(online=False, reason=gone[each], since=epoch)
-            DIRECTORIES.put(txn, each, value=info)
+            info = image.directories[each]
+            after = info._replace(
+                online=False,
+                # Of a return that was not confirmed, nothing counts.
+                reason=JUST_ADDED if info.reason == JUST_ADDED else gone[each],
+                since=epoch,
+                offline_since=info.offline_since or epoch,
+            )
+            DIRECTORIES.put(txn, each, value=after)
         online = [each for each in image.online if each not in gone]
         given_up = self._given_up - set(online)
         if given_up:
@@ -511,7 +519,6 @@ class Controller:
             changed = after.directories[directory.id]._replace(
                 path=directory.path,
                 online=True,
-                reason="",
                 since=epoch,
                 is_mount_point=is_mount_point(directory.path),
             )
@@ -551,6 +558,7 @@ class Controller:
         if before is not None:
             before.detach()
         self.refresh()
+        self.state.confirm_epoch()
         return True
 
     def _discard_tails(
@@ -612,8 +620,9 @@ def _has_lost(directory: LogDirectory, other: LogDirectory, info: DirectoryInfo)
     if extra_writes(directory, other):
         raise diverged(directory, other)
     mine = histories(directory)[0]
-    # One that counts as online, since too few others are left to change that, has all of it.
-    until = sys.maxsize if info.online else info.since
+    # One that counts as online, since too few others are left to change that, has all of it; but
+    # not if its return was cut short.
+    until = info.offline_since or sys.maxsize
     return not mine.epochs or not mine.has_all(histories(other)[0], until)
 
 

@@ -62,7 +62,7 @@ def describe_directories(root: ReplicatedRoot) -> list[DirectoryDescription]:
             path=info.path,
             rack=info.rack,
             online=info.online,
-            reason=root.diverged.get(each, info.reason) or None,
+            reason=root.diverged.get(each, "" if info.online else info.reason) or None,
             is_controller=each == image.controller_id,
             leaders=leaders[each],
             replicas=replicas[each],

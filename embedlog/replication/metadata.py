@@ -110,12 +110,15 @@ class DirectoryInfo(NamedTuple):
     rack: str | None = None
     online: bool = True
     reason: str = ""
-    """Why it is offline; `JUST_ADDED` if it has never been online."""
+    """Why it is offline, or was until a return that is not confirmed yet; `JUST_ADDED` if it has
+    never been online."""
     since: int = 0
     """The epoch in which it came online, or went offline."""
     is_mount_point: bool = False
     """Whether a file system is mounted at its path: without it, an empty directory there is no
     new disk."""
+    offline_since: int = 0
+    """The epoch in which it went offline, until a return is confirmed."""
 
 
 class MetadataVersion(NamedTuple):
@@ -206,7 +209,7 @@ def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
     changed = version._replace(epoch=epoch, controller_id=controller_id)
     METADATA_VERSION.put(txn, value=changed)
     # A directory that is offline is compared from where it left on.
-    left = [info.since - 1 for _, info in DIRECTORIES.scan(txn) if not info.online]
+    left = [info.offline_since - 1 for _, info in DIRECTORIES.scan(txn) if info.offline_since]
     begun = Epoch(epoch, secrets.randbits(64), version.version + 1)
     note_epoch(METADATA_EPOCHS, txn, begun, keep=min(left, default=None))
 
@@ -214,7 +217,7 @@ def put_epoch(txn: kv.Txn, epoch: int, controller_id: int) -> None:
 def counted(image: MetadataImage, online: Collection[int]) -> dict[int, str]:
     """Return the paths of the directories that count for a majority, by their ids.
 
-    One that was added counts from when it comes online: it has written nothing before.
+    One that was added counts once it is known to have come online: it has written nothing before.
     """
     return {
         each: info.path

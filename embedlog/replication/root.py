@@ -445,8 +445,9 @@ class ReplicatedRoot(Root):
     def regain_quorum(self, failed: Mapping[int, Exception]) -> bool:
         """Bring a directory back while too few others work; return whether one came back.
 
-        Also one that still counts as online, if another disk is at its path now, or if it lacks the
-        write that says so: the disk, or its process, failed in that.
+        Also one that still counts as online, if another disk is at its path now, if it lacks the
+        write that says so, since the disk or its process failed in that, or if it could not be used
+        when the log was opened.
         """
         # One thread at a time, and not while it is bringing one back.
         if monotonic() < self._regain_at or not self._regaining.acquire(blocking=False):
@@ -455,7 +456,10 @@ class ReplicatedRoot(Root):
             self._regain_at = monotonic() + REGAIN_SECONDS
             for each, info in self.controller.image.directories.items():
                 opened = self.controller.directories.get(each)
-                is_used = opened is None or (opened.is_in_place() and not opened.lacks(info.since))
+                if opened is None:
+                    is_used = each not in self._unprepared
+                else:
+                    is_used = opened.is_in_place() and not opened.lacks(info.since)
                 if info.online and (each not in failed or is_used):
                     continue
                 try:
@@ -471,6 +475,7 @@ class ReplicatedRoot(Root):
     def open_directory(self, directory_id: int, path: str) -> LogDirectory:
         """Open a directory that another process has brought online."""
         files = self.files_at(path, writable=self.mode == "rw")
+        directory = LogDirectory(directory_id, path, files)
         try:
             if directory_id in self._unprepared:
                 raise StorageError(
@@ -479,11 +484,12 @@ class ReplicatedRoot(Root):
                     operation="open",
                 )
             check_member(files, self.cluster_id, directory_id)
-            directory = LogDirectory(directory_id, path, files)
             directory.attachment.share(self.lock_timeout)
             directory.open_stores(self.lock_timeout)
         except BaseException:
-            files.close_all()
+            # Its databases, too: without the lock of this process, another one takes them for
+            # unused, and begins a table of readers again that does not have those of this one.
+            directory.close()
             raise
         return directory
 

@@ -22,7 +22,13 @@ from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, NotEnoughReplicasError, StorageError
 from embedlog.keyspace import LIVE_EPOCHS, LIVE_VERSION, METADATA_EPOCHS
 from embedlog.replication.directory import DATABASE_ERRORS, LogDirectory
-from embedlog.replication.metadata import METADATA_VERSION, Epoch, note_epoch
+from embedlog.replication.metadata import (
+    DIRECTORIES,
+    METADATA_VERSION,
+    Epoch,
+    note_epoch,
+    put_epoch,
+)
 
 if TYPE_CHECKING:
     from embedlog.replication.controller import Controller
@@ -226,7 +232,7 @@ class ReplicatedStore:
         """
         while (epoch := self._controller.epoch) != self._begun_epoch:
             self.write(_confirm_epoch)
-            self._begun_epoch = epoch
+            self._begun_epoch = max(epoch, self._begun_epoch)
 
     def _online(self, without: Mapping[int, Exception]) -> tuple[LogDirectory, ...]:
         """Return the directories that a write must change.
@@ -408,9 +414,19 @@ class ReplicatedStore:
 
 
 def _confirm_epoch(txn: kv.Txn) -> None:
-    """Count a write, unless there was one after that which began the epoch."""
+    """Count a write, unless there was one after that which began the epoch.
+
+    If directories came online in it, this is the write by which they are known to have; it begins
+    another epoch, so that all processes know.
+    """
     version = METADATA_VERSION.get(txn)
     assert version is not None
+    returned = [(key, info) for key, info in DIRECTORIES.scan(txn) if info.online and info.reason]
+    for key, info in returned:
+        DIRECTORIES.put(txn, *key, value=info._replace(reason="", offline_since=0))
+    if returned:
+        put_epoch(txn, version.epoch + 1, version.controller_id)
+        return
     row = METADATA_EPOCHS.get(txn, version.epoch)
     if row is not None and row.start == version.version:
         METADATA_VERSION.put(txn, value=version)

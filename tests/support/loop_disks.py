@@ -80,7 +80,8 @@ class LoopDisk:
                 self._saved = self._snapshot()
             case "copied":
                 copied = other._snapshot()
-                self._saved = self._copy(self._image)
+                # Of one instant, too: what is written meanwhile would be in a part of it only.
+                self._saved = self._snapshot()
                 self._exchange(copied)
             case "swapped":
                 self._swap(other)
