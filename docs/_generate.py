@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import inspect
 import os
+import pydoc
 import re
 import textwrap
 from collections.abc import Iterator
@@ -312,8 +313,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "AssignorError": "Correct the assignor; `problems` says what is wrong.",
     },
     "Spark": {
-        "DataLossError": "Decide whether the loss is acceptable; then set `failOnDataLoss` to "
-        "`false`, or start again with a new checkpoint.",
+        "DataLossError": "Plan splits again. In Spark, decide whether the loss is acceptable; then "
+        "set `failOnDataLoss` to `false`, or start again with a new checkpoint.",
         "SparkSetupError": "Install or set what the error names.",
         "SparkQueryError": "Read the first line; Spark's own exception is the `__cause__`.",
     },
@@ -498,7 +499,10 @@ def _part_of(key: str) -> str:
 # The API
 
 API = {
-    "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
+    "log": (
+        "Log and topics",
+        ["embedlog.open", "embedlog.Log", "embedlog.Topic", "embedlog.Split"],
+    ),
     "schemas": (
         "Schemas",
         [
@@ -576,6 +580,52 @@ def pages() -> dict[str, str]:
     }
 
 
+# All pages as text, for language models: https://llmstxt.org
+
+_SENTENCE = re.compile(r"^(?![#|>:!-])\S.*?[.](?=\s|$)", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+def api_text(name: str) -> str:
+    """Return the signatures and docstrings of a function, or of a class and its methods."""
+    found: Any = pydoc.locate(name)
+    members = {name: found}
+    if inspect.isclass(found):
+        # Names that only raise what to call instead are not there.
+        names = [each for each in dir(found) if not each.startswith("_") and hasattr(found, each)]
+        members |= {f"{name}.{each}": getattr(found, each) for each in names}
+    parts = []
+    for title, member in members.items():
+        if callable(member) or isinstance(member, property):
+            signature = inspect.signature(member) if callable(member) else ""
+            parts.append(f"## `{title}{signature}`\n\n{inspect.getdoc(member) or ''}")
+    return "\n\n".join(parts)
+
+
+def navigated(nav: list[Any], section: str = "Pages") -> Iterator[tuple[str, str]]:
+    """Yield the section and the path of each page, in the order of the navigation."""
+    for entry in nav:
+        for title, inside in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            yield from navigated(inside, title) if isinstance(inside, list) else [(section, inside)]
+
+
+def texts_for_models(nav: list[Any], description: str) -> dict[str, str]:
+    """Return `llms.txt`, a list of the pages, and `llms-full.txt`, which has their text."""
+    made, full = pages(), []
+    sections: dict[str, list[str]] = {}
+    for section, path in navigated(nav):
+        written = DOCS / path
+        text = written.read_text(encoding="utf-8") if written.exists() else made[path[:-3]]
+        title, body = text.removeprefix("# ").split("\n", 1)
+        sentence = _SENTENCE.search(re.sub(r"```.*?```", "", body, flags=re.DOTALL))
+        about = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", f": {sentence[0]}" if sentence else "")
+        sections.setdefault(section, []).append(f"- [{title}]({path[:-3]}.html){about}")
+        full.append(f"<!-- {path} -->\n\n{_DIRECTIVE.sub(lambda name: api_text(name[1]), text)}")
+    head = f"# embedlog\n\n> {description}\n\nAll pages as one text: [llms-full.txt](llms-full.txt)"
+    lists = ["\n".join([f"## {section}\n", *lines]) for section, lines in sections.items()]
+    return {"llms.txt": "\n\n".join([head, *lists, ""]), "llms-full.txt": "\n".join(full)}
+
+
 # Hooks of mkdocs
 
 _RULE = re.compile(r"<li>(<p>)?<strong>([A-Z]\d+[a-z]?)</strong>")
@@ -594,6 +644,12 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
     for name, text in pages().items():
         files.append(File.generated(config, f"{name}.md", content=text))
     return files
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write the texts for language models beside the pages."""
+    for name, text in texts_for_models(config["nav"], config["site_description"]).items():
+        (Path(config["site_dir"]) / name).write_text(text, encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         RegisteredSchema,
         SchemaRegistry,
     )
+    from embedlog.splits.split import Split
 
 _NAMES = {
     "api": "open Log Topic",
@@ -64,6 +65,7 @@ _NAMES = {
     "consumer": "Consumer ConsumerRebalanceListener",
     "config": "TopicConfig",
     "record": "Record RecordMetadata TopicPartition OffsetAndMetadata OffsetAndTimestamp",
+    "splits.split": "Split",
     "registry": "AvroDeserializer AvroSerializer RegisteredSchema SchemaRegistry",
 }
 """The public names of each module."""
@@ -89,6 +91,7 @@ __all__ = [
     "RegisteredSchema",
     "Replicas",
     "SchemaRegistry",
+    "Split",
     "Topic",
     "TopicConfig",
     "TopicPartition",

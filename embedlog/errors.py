@@ -414,13 +414,14 @@ class AssignorError(EmbedlogError):
     problems: tuple[str, ...] = ()
 
 
-# Spark
+# Spark and splits
 
 
 class DataLossError(EmbedlogError):
-    """Records that a Spark query was to read are gone: deleted, truncated, or of a deleted topic.
+    """Records that a split or a Spark query has to read are gone: deleted, truncated, or replaced.
 
-    A retry does not help: begin a new query, or set ``failOnDataLoss=false`` to skip them.
+    A retry does not help: plan splits again, or begin a new query; in Spark,
+    ``failOnDataLoss=false`` skips them.
     """
 
 

@@ -22,8 +22,8 @@ from embedlog.cli import main
 from embedlog.compaction.rebatch import rebatch
 from embedlog.config import ProducerConfig
 from embedlog.errors import InvalidConfigError, InvalidTopicError
-from embedlog.kafka.transactions import Transactions
 from embedlog.listeners import MIRROR, Client, CopiedRange, count_minutes
+from embedlog.producer.transactions import Transactions
 
 HOUR = 3_600_000
 NOON = 1_700_049_600_000 // HOUR * HOUR

@@ -24,12 +24,8 @@ from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.segment import END_MARK, SegmentFile, create
 from embedlog.spark import columns as spark_columns
-from embedlog.spark.partition_reader import (
-    FileChunk,
-    LogInputPartition,
-    PartitionSlice,
-    read_input_partition,
-)
+from embedlog.spark.partition_reader import LogInputPartition, read_input_partition
+from embedlog.splits.slices import FileChunk, PartitionSlice
 
 PATH = "segment.arrows"
 NAMES = ("timestamp", "key", "value")

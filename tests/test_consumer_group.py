@@ -1136,10 +1136,11 @@ def test_close_does_not_wait_for_a_blocked_thread(root, join):
 def test_iteration_ends_when_another_thread_closes(root, join):
     make_topic(root, count=1)
     member = join("t", enable_auto_commit=True)
-    returned = 0
+    closing, returned = threading.Timer(0.05, member.close), 0
     for returned, _ in enumerate(member, 1):
         if returned == 4:
-            threading.Timer(0.05, member.close).start()
+            closing.start()
+    closing.join()
     assert returned == 4
     forks.until(lambda: not group(root).read().members)
     assert committed(root) == 4

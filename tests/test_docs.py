@@ -14,6 +14,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from support.children import run_python
@@ -133,7 +134,7 @@ def test_every_command_is_in_the_reference():
 
 def test_the_examples_in_the_help_are_valid_commands():
     """Those of the reference, and of the guide: with commands, options and values that exist."""
-    guide = (DOCS / "index.md").read_text(encoding="utf-8")
+    guide = (DOCS / "guide.md").read_text(encoding="utf-8")
     text = "\n".join([generator().command_line_page(), *SHELL.findall(guide)])
     examples = re.findall(r"^ *(embedlog [^#\n|>$]+)", text, re.MULTILINE)
     commands = {name for name, _ in generator().commands()}
@@ -249,6 +250,24 @@ def test_the_pictures_are_those_of_the_script():
         assert drawn == picture.svg(), f"{picture.name}.svg: run python docs/pictures/draw.py"
 
 
+@pytest.mark.tier("test")
+def test_the_recording_is_drawn_from_a_real_run(tmp_path):
+    """Of a group that has all orders done by the worker that was not killed."""
+    recorder = loaded(DOCS / "pictures" / "record.py")
+    events = recorder.record(tmp_path)
+
+    begun = [(event["worker"], event["order"]) for event in events if event["what"] == "begin"]
+    of_killed = [order for worker, order in begun if worker == "A"]
+    assert of_killed == list(range(0, recorder.KILLED + 1, 2))
+    assert [order for worker, order in begun if worker == "B"].count(recorder.KILLED) == 1
+    assert {order for _, order in begun} == set(range(recorder.ORDERS))
+    times = re.compile(r"\d+\.\d+%?|\d+ ms")
+    drawn = (DOCS / "pictures" / "killed.svg").read_text(encoding="utf-8")
+    again = recorder.draw(events)
+    assert ElementTree.fromstring(again).get("role") == "img"
+    assert sorted(times.sub("", drawn).split()) == sorted(times.sub("", again).split())
+
+
 def test_the_readme_has_no_relative_link_on_pypi():
     """It would be broken there; pyproject.toml makes it absolute, and the file exists."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -267,7 +286,22 @@ def test_the_readme_has_no_relative_link_on_pypi():
         assert [path for path in inside if not (ROOT / path.partition("#")[0]).exists()] == []
 
 
-@pytest.mark.tier("test")
+def test_the_texts_for_language_models_have_all_pages():
+    """The list names each page, and the text has the pages, and the reference's docstrings."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    paths = re.findall(r"[\w/-]+\.md", navigation)
+    texts = generator().texts_for_models([{"Pages": paths}], "A log.")
+
+    assert re.findall(r"\]\(([\w/-]+)\.html\)", texts["llms.txt"]) == [
+        path.removesuffix(".md") for path in paths
+    ]
+    full = texts["llms-full.txt"]
+    for page in [*DOCS.rglob("*.md"), *(ROOT / name for name in ("CHANGELOG.md",))]:
+        assert page.read_text(encoding="utf-8")[-200:].replace("](docs/", "](") in full, page
+    assert "## `embedlog.Producer.send(self, topic:" in full
+    assert "\n::: " not in full
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="`make docs` installs it")
 @pytest.mark.tier("all")  # five seconds of a processor
 def test_the_site_builds_without_a_warning(tmp_path):
@@ -277,5 +311,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
 
     assert 'id="A17"' in (tmp_path / "semantics.html").read_text(encoding="utf-8")
+    assert "](guide.html)" in (tmp_path / "llms.txt").read_text(encoding="utf-8")
+    assert "\n# The format\n" in (tmp_path / "llms-full.txt").read_text(encoding="utf-8")
     for page in tmp_path.rglob("*.html"):
         assert "unpkg.com" not in page.read_text(encoding="utf-8"), page

@@ -7,8 +7,8 @@ from support.roots import open_root
 
 from embedlog.api import Log
 from embedlog.config import ProducerConfig
-from embedlog.kafka.transactions import Transactions
 from embedlog.listeners import Listener
+from embedlog.producer.transactions import Transactions
 
 
 class Heard(Listener):

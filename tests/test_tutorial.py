@@ -1,18 +1,46 @@
-"""The tutorial and the pages about values run as they stand and print what they show."""
+"""The README and the pages of the docs run as they stand, and print what they show."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from support.children import run_python
 
-DOCS = Path(__file__).parent.parent / "docs"
+REPOSITORY = Path(__file__).parent.parent
+DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 MARK = "=== the next block ==="
+FORKS = "ignore:This process:DeprecationWarning"
+"""Newer Pythons warn about a fork in a process with threads; `run_group` forks by default."""
+
+WITH_SHELL = ["../README.md", "index.md", "tutorial.md", "values.md", "avro.md"]
+"""Pages of which the shell blocks are run, too."""
+
+PYTHON_ONLY = [
+    *("guide.md", "typed-topics.md typed-topics-doors.md", "audit.md", "mirrors.md"),
+    *("replicas.md", "troubleshooting.md", "kafka-clients.md"),
+]
+"""Pages whose shell blocks wait for ever, or name directories of the reader.
+
+Two pages in one text are one session.
+"""
+
+
+def blocks_of(page: str) -> list[tuple[str, str, str]]:
+    """Return the kind, the code and the output of each block that needs no Spark."""
+    kinds = ("python", "sh") if page in WITH_SHELL else ("python",)
+    return [
+        block
+        for name in page.split()
+        for block in BLOCK.findall((DOCS / name).read_text(encoding="utf-8"))
+        # tests/spark runs those of Spark.
+        if block[0] in kinds and "embedlog.spark" not in block[1]
+    ]
 
 
 def script(blocks: list[tuple[str, str, str]]) -> str:
@@ -26,20 +54,57 @@ def script(blocks: list[tuple[str, str, str]]) -> str:
     return "\n".join(statements)
 
 
-@pytest.mark.parametrize("page", ["tutorial.md", "values.md", "avro.md"])
-def test_the_page_prints_what_it_says(page, tmp_path):
-    """The Python blocks run in one session, the shell blocks as its subprocesses."""
-    blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+@pytest.fixture
+def environment(tmp_path: Path) -> Mapping[str, str]:
+    """An environment in which the command `embedlog` is that of the tests."""
     commands = tmp_path / "bin"
     commands.mkdir()
     command = commands / "embedlog"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m embedlog "$@"\n')
     command.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
-    output = run_python("-c", script(blocks), cwd=tmp_path, env=environment, seconds=120)
+    return {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
 
-    printed = output.split(MARK + "\n")
-    for (_, code, expected), output in zip(blocks, printed, strict=False):
+
+def printed_by(
+    blocks: list[tuple[str, str, str]], directory: Path, environment: Mapping[str, str]
+) -> list[str]:
+    """Run blocks in one session, and return what each of them printed."""
+    warnings = ("-W", "error", "-W", FORKS)
+    arguments = (*warnings, "-c", script(blocks))
+    output = run_python(*arguments, cwd=directory, env=environment, seconds=120)
+    *printed, rest = output.split(MARK + "\n")
+    assert len(printed) == len(blocks)
+    assert rest == ""
+    return printed
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("page", [*WITH_SHELL, *PYTHON_ONLY])
+def test_the_page_prints_what_it_says(page, tmp_path, environment):
+    """The Python blocks run in one session, the shell blocks as its subprocesses."""
+    blocks = blocks_of(page)
+
+    printed = printed_by(blocks, tmp_path, environment)
+
+    for (_, code, expected), output in zip(blocks, printed, strict=True):
         if expected:
             assert output == expected, code
-    assert len(printed) == len(blocks) + 1
+
+
+@pytest.mark.tier("test")
+def test_the_readme_runs_a_second_time(tmp_path, environment):
+    """The topic exists then, and groups do not handle committed records again."""
+    blocks = blocks_of("../README.md")
+    first = printed_by(blocks, tmp_path, environment)
+
+    second = printed_by(blocks, tmp_path, environment)
+
+    session, *_ = second
+    assert [line.split()[:3] for line in session.splitlines()] == [
+        ["0", "2", "table-1"],
+        ["0", "3", "table-3"],
+        ["1", "1", "table-2"],
+    ]
+    assert first[0] != session
+    assert second[1:-1] == first[1:-1]
+    assert second[-1].split()[-3:] == ["0", "new", "records"]

@@ -249,13 +249,15 @@ DIR = {
     "mirrors": "count failover index",
     "groups": "get items keys values",
     "topic": """
-        at batches between config dataset describe_retention explain_compaction files get head items
-        name new optimize partition partitions plot ranges raw sample scan schema since
+        at batches between config dataset describe_retention explain_compaction files get head
+        in_ranges items name new optimize partition partitions plot ranges raw sample scan schema
+        since splits
         size_bytes tail to_arrow to_pandas to_polars
     """,
     "mirror": "errors running status stop wait",
     "view": """
-        at batches between dataset files get items name plot ranges raw sample scan schema since
+        at batches between dataset files get in_ranges items name plot ranges raw sample scan schema
+        since splits
         to_arrow to_pandas to_polars
     """,
     "group": """

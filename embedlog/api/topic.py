@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, repeat
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
+    from embedlog.splits.split import Split
 
 Between = tuple[When, When]
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
@@ -115,6 +116,15 @@ class TopicView(Generic[K, V]):
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets that the view covers now."""
         return self._ranges
+
+    def in_ranges(self, ranges: Iterable[tuple[int, int, int]]) -> TopicView[K, V]:
+        """Return the records of some offsets of the topic, such as a program has noted.
+
+        Args:
+            ranges: A partition, the first offset, and the offset after the last one, each; `ranges`
+                returns such tuples.
+        """
+        return self._view([OffsetRange(*part) for part in ranges])
 
     def __len__(self) -> int:
         return sum(map(self._count, self.ranges()))
@@ -512,6 +522,42 @@ class TopicView(Generic[K, V]):
         from embedlog.api.dataset import TopicDataset
 
         return TopicDataset(self)
+
+    def splits(
+        self,
+        n: int,
+        columns: Sequence[str] | None = None,
+        *,
+        where: Where | None = None,
+        since: When | None = None,
+        between: Between | None = None,
+    ) -> list[Split]:
+        """Return about ``n`` parts of the records, for other processes to read; see `Split`.
+
+        Each part pickles, is of one partition, and has about the same number of bytes.  There are
+        fewer if there are few records, and at least one for each partition that has any.  The
+        columns are those of `scan`.
+
+        Args:
+            n: How many parts there should be.
+            columns: Names of columns; by default all.
+            where: Only rows for which this is true, as in `to_arrow`.
+            since: Only records from this time on; see the method `between`.
+            between: Only records between these two times.
+
+        Raises:
+            KeyError: There is no such column.
+            InvalidQueryError: The condition is wrong.
+            OffsetOutOfRangeError: Records of a view were deleted.
+            UnsupportedFormatError: Keys or values are Avro, which needs the log's registry.
+        """
+        if isinstance(columns, str):
+            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        from embedlog.api.split_plan import plan_splits
+
+        return plan_splits(self._limited(since, between), n, columns, where)
 
     def plot(
         self,

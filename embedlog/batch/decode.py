@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
-from embedlog.batch import decode_small, decompress
+from embedlog.batch import compression, decode_small
 from embedlog.batch.arrays import in_ms, numbers, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import (
@@ -475,7 +475,7 @@ class Batch:
             message = None if self._plain else find_message(source.view[start : self._block])
             if message is not None and message.compressed:
                 head, body = source.view[start : self._block], self._body
-                arrays = decompress.columns(
+                arrays = compression.columns(
                     head,
                     source.slice_for_arrow(body, start + self.size - body),
                     message,

@@ -10,11 +10,11 @@ from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 from embedlog.batch.arrays import numbers
+from embedlog.batch.compression import serialize
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTINUATION,
     END_MAGIC,
-    END_OF_STREAM,
     ENTRY,
     EXPLICIT_OFFSETS,
     HEADERS,
@@ -39,7 +39,7 @@ from embedlog.batch.wire import (
     timestamp_type,
 )
 from embedlog.checksum import crc32c, extend
-from embedlog.errors import InvalidConfigError, RecordTooLargeError, SerializationError
+from embedlog.errors import RecordTooLargeError, SerializationError
 from embedlog.lazy import np, pa
 
 _PAIR = struct.Struct("<ii")
@@ -192,7 +192,9 @@ def encode(
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
     """
     layout = layout_of(columns.schema)
-    message = columns.serialize() if compression == "none" else _compressed(columns, compression)
+    message = (
+        serialize(columns, compression)
+    )
     extent = 8 + PREFIX.unpack_from(message)[1]
     head = message.slice(0, extent).to_pybytes()
     fields = layout.message if layout.is_plain(head) else find_message(head)
@@ -228,20 +230,6 @@ def encode(
     encoded = EncodedBatch(head, table, (body,), crc32c(head), count, size, flags, *timestamps)
     encoded.statistics_bytes = len(statistics)
     return encoded
-
-
-def _compressed(columns: Any, compression: str) -> Any:
-    """Return the IPC message of a batch with Arrow's body compression."""
-    if compression not in ("lz4", "zstd"):
-        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
-    # The thread pool costs more than it gains at the size of a batch.
-    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, columns.schema, options=options) as writer:
-        writer.write_batch(columns)
-    stream = sink.getvalue()
-    begin = 8 + int(PREFIX.unpack_from(stream)[1])  # the schema has no body
-    return stream.slice(begin, stream.size - begin - len(END_OF_STREAM))
 
 
 def _too_large(size: int) -> RecordTooLargeError:

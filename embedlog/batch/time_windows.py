@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from embedlog.batch import decompress
+from embedlog.batch import compression
 from embedlog.batch.arrays import in_ms
 from embedlog.batch.encode import EncodedBatch
 from embedlog.batch.wire import (
@@ -124,7 +124,7 @@ def _times(batch: EncodedBatch) -> Any:
         data = body[0] if len(body) == 1 else b"".join(body)
         buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
         head = memoryview(batch.head)
-        columns = decompress.columns(
+        columns = compression.columns(
             head, buffer, find_message(head), layout, (index,), batch.count
         )
         column = columns[0]

@@ -50,7 +50,7 @@ _SIX = struct.Struct("<6H").unpack_from
 I64 = struct.Struct("<q")
 CONTINUATION = 0xFFFFFFFF
 MAGIC, END_MAGIC = b"EMBL", b"embl"
-_CODECS = ("lz4", "zstd")
+CODECS = ("lz4", "zstd")
 """The codecs of Arrow's format, by their number there."""
 MIN_BLOCK = HEADER.size + TRAILER.size
 
@@ -273,9 +273,9 @@ def _codec(head: Any, table: int, fields: int, size: int) -> str:
     inner = compression - _I32(head, compression)[0]
     codec = _U16(head, inner + 4)[0] if _U16(head, inner)[0] >= 6 else 0
     number = head[compression + codec] if codec else 0
-    if number >= len(_CODECS):
+    if number >= len(CODECS):
         raise struct.error(f"the compression is {number}, which Arrow does not have")
-    return _CODECS[number]
+    return CODECS[number]
 
 
 SKELETON = struct.Struct("<32s8x24s")

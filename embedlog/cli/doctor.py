@@ -1,4 +1,4 @@
-"""Checks the machine, and the state of the log, for `embedlog doctor`."""
+"""`embedlog doctor`: checks the machine, and the state of the log."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from typing import Any
 
 from embedlog import checksum, kv
 from embedlog.cli.open_log import is_log, root_of, to_read
+from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.printing import say_result
 from embedlog.display import plural
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
@@ -328,3 +330,11 @@ def _format_fact(name: str, fact: Any) -> str:
     if isinstance(fact, bool) or fact is None:
         return {True: "yes", False: "no", None: "unknown"}[fact]
     return format_bytes(fact) if name.endswith("_bytes") else str(fact)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Print measurements and findings."""
+    report = report_of(args)
+    findings = list(findings_of(report))
+    say_result(args, {**report, "findings": findings}, lines_of(report, findings))
+    return FAILED if findings else OK

@@ -1,7 +1,8 @@
-"""Reads the batches of a segment file, even if it is damaged, for `embedlog dump`."""
+"""`embedlog dump`: the batches of a segment file, even if it is damaged."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -13,6 +14,8 @@ from embedlog import kv
 from embedlog.batch import Batch
 from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, PREFIX, TRAILER
 from embedlog.catalog import schema_versions
+from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag
+from embedlog.cli.printing import say, say_json
 from embedlog.display import plural
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
 from embedlog.files import Files
@@ -192,3 +195,32 @@ def lines_of(facts: dict[str, Any], *, columns: bool) -> Iterator[str]:
         )
     if "damage" in facts:
         yield f"{'':>12}DAMAGED: {facts['damage']}"
+
+
+def dump_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("file", metavar="SEGMENT_FILE")
+    add_flag(command, "--columns", "also print a line per column")
+
+
+def dump(args: argparse.Namespace) -> int:
+    """Print every batch, and the damage between them."""
+    path = os.path.abspath(args.file)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"No such file: {args.file}")
+    files = Files(os.path.dirname(path), writable=False, unsafe_filesystem=True)
+    try:
+        segment, damaged = DumpedSegment(files, os.path.basename(path)), 0
+        for facts in segment.items():
+            damaged += "damage" in facts
+            if args.json:
+                say_json(facts)
+            else:
+                say(*lines_of(facts, columns=args.columns))
+    finally:
+        files.close_all()
+    if not args.json:
+        state = "sealed" if segment.sealed else "not sealed"
+        damage = plural(damaged, "damaged place")
+        say(f"{args.file}: {plural(segment.size, 'byte')}, {state}, {damage}")
+    return FAILED if damaged else OK

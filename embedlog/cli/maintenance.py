@@ -1,15 +1,14 @@
-"""`embedlog compact`, `maintain`, `explain`, `verify`, `repair`, `dump`, `doctor` and `share`."""
+"""`embedlog compact`, `maintain`, `explain`, `verify`, `repair` and `share`."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK, CommandParser, add_flag
-from embedlog.cli.printing import note, say, say_json, say_result
+from embedlog.cli.printing import note, say_result
 from embedlog.display import plural
 from embedlog.progress import ProgressBar, format_bytes
 
@@ -130,48 +129,6 @@ def repair(args: argparse.Namespace) -> int:
     elif not args.json and not args.yes:
         note("Dry run, nothing was changed; repeat the command with --yes")
     return FAILED if repaired and not args.yes else OK
-
-
-def dump_options(command: CommandParser) -> None:
-    """Add the options."""
-    command.add_argument("file", metavar="SEGMENT_FILE")
-    add_flag(command, "--columns", "also print a line per column")
-
-
-def dump(args: argparse.Namespace) -> int:
-    """Print every batch, and the damage between them."""
-    from embedlog.cli.dump import DumpedSegment, lines_of
-    from embedlog.files import Files
-
-    path = os.path.abspath(args.file)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"No such file: {args.file}")
-    files = Files(os.path.dirname(path), writable=False, unsafe_filesystem=True)
-    try:
-        segment, damaged = DumpedSegment(files, os.path.basename(path)), 0
-        for facts in segment.items():
-            damaged += "damage" in facts
-            if args.json:
-                say_json(facts)
-            else:
-                say(*lines_of(facts, columns=args.columns))
-    finally:
-        files.close_all()
-    if not args.json:
-        state = "sealed" if segment.sealed else "not sealed"
-        damage = plural(damaged, "damaged place")
-        say(f"{args.file}: {plural(segment.size, 'byte')}, {state}, {damage}")
-    return FAILED if damaged else OK
-
-
-def doctor(args: argparse.Namespace) -> int:
-    """Print measurements and findings."""
-    from embedlog.cli.doctor import findings_of, lines_of, report_of
-
-    report = report_of(args)
-    findings = list(findings_of(report))
-    say_result(args, {**report, "findings": findings}, lines_of(report, findings))
-    return FAILED if findings else OK
 
 
 def share_options(command: CommandParser) -> None:

@@ -110,9 +110,7 @@ _MODULES = {
         "offsets": ("delete-records",),
         "mirror": ("failover",),
         "monitoring": ("activity", "audit", "metrics", "du"),
-        "maintenance": (
-            *("compact", "maintain", "explain", "verify", "repair", "dump", "doctor", "share"),
-        ),
+        "maintenance": (*("compact", "maintain", "explain", "verify", "repair", "share"),),
     }.items()
     for name in names
 }

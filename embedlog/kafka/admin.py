@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from embedlog.kafka import errors
-from embedlog.kafka.admin_requests import LogBrokers
+from embedlog.kafka.broker_answers import LogBrokers
 from embedlog.kafka.client import LogClient, or_uses_brokers
 from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.library import public_name

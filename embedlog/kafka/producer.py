@@ -19,9 +19,9 @@ from embedlog.kafka.client import (
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
-from embedlog.kafka.transactions import NO_OFFSETS, Transactions
 from embedlog.kafka.typed import explained, key_of_row, schema_of, size_of
 from embedlog.producer.future import RecordFuture
+from embedlog.producer.transactions import NO_OFFSETS, Transactions
 
 _OWN = ("key_serializer", "value_serializer", "partitioner", "metadata_max_age_ms")
 """Settings that the client itself handles."""

@@ -50,7 +50,8 @@ from embedlog.spark.columns import (
     is_struct_of_columns,
     type_name,
 )
-from embedlog.spark.partition_reader import freeze_gc, open_files
+from embedlog.spark.partition_reader import freeze_gc
+from embedlog.splits.read_slice import open_files
 
 COMBINED_ROWS = 64 * 1024
 COMBINED_BYTES = 16 << 20

@@ -25,7 +25,7 @@ from embedlog.partition.segment_statistics import ranges_to_read
 from embedlog.record import TopicPartition
 from embedlog.schemas.pruning import Pruner
 from embedlog.schemas.topic_schema import TopicSchema
-from embedlog.spark.plan import PartitionOffsets
+from embedlog.splits.slices import PartitionOffsets
 
 _MATCHES: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,

@@ -27,10 +27,11 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.spark.input_partitions import plan_input_partitions
 from embedlog.spark.log_cache import LogCache
 from embedlog.spark.options import LATEST, OffsetBound, SourceOptions
-from embedlog.spark.plan import LogInputPartition, PartitionOffsets
+from embedlog.spark.plan import LogInputPartition
 from embedlog.spark.query_schemas import QuerySchemas
 from embedlog.spark.source import LogSource, Offsets, logger
 from embedlog.spark.stream_offset import StreamOffset
+from embedlog.splits.slices import PartitionOffsets
 
 Json = dict[str, Any]
 K = TypeVar("K")

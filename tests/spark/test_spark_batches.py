@@ -25,15 +25,15 @@ from embedlog.record import TopicPartition
 from embedlog.spark import columns as spark_columns
 from embedlog.spark import input_partitions, partition_reader
 from embedlog.spark.input_partitions import (
-    PartitionOffsets,
     pack_slices,
     plan_batch,
     plan_input_partitions,
-    split_counts,
     task_count,
 )
 from embedlog.spark.options import SourceOptions
-from embedlog.spark.partition_reader import LogInputPartition, PartitionSlice
+from embedlog.spark.plan import LogInputPartition
+from embedlog.splits.locate import split_counts
+from embedlog.splits.slices import PartitionOffsets, PartitionSlice
 
 
 def row_counts(partition, names=("offset",)):

@@ -24,7 +24,8 @@ from embedlog.errors import (
     SparkSetupError,
 )
 from embedlog.spark.log_cache import LogCache
-from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
+from embedlog.spark.plan import LogInputPartition
+from embedlog.splits.slices import FileChunk, PartitionSlice
 from embedlog.version import __version__
 
 

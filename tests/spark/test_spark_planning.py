@@ -21,7 +21,8 @@ from embedlog.spark import filters
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.options import SourceOptions
-from embedlog.spark.plan import FileChunk, LogInputPartition, PartitionSlice, plan_to_json
+from embedlog.spark.plan import LogInputPartition, plan_to_json
+from embedlog.splits.slices import FileChunk, PartitionSlice
 
 NAMES = ("topic", "partition", "offset", "timestamp")
 MATCHES = {

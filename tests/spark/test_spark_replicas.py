@@ -15,10 +15,10 @@ from support.roots import encoded
 from embedlog.errors import CorruptBatchError, DataLossError, NotALogError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
-from embedlog.spark import partition_reader
 from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.options import SourceOptions
 from embedlog.spark.spark_session import READER
+from embedlog.splits import read_slice
 
 
 @pytest.fixture(params=[pytest.param("jvm", marks=pytest.mark.xdist_group("spark")), "python"])
@@ -140,7 +140,7 @@ def test_a_task_goes_on_where_a_read_failed(log, directories, monkeypatch):
     tasks = plan(log)
     expected = sorted(consumer_rows(log, "t"))
     disks = FailingDisks()
-    monkeypatch.setattr(partition_reader, "Files", disks)
+    monkeypatch.setattr(read_slice, "Files", disks)
     failed = 0
     for after in range(100):
         disks.break_disk(str(directories.path(1)), errno.EIO, after=after)

@@ -85,10 +85,10 @@ class KillableReader(datasource.StreamReader):
         self._call("commit", end)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        from embedlog.spark import partition_reader
+        from embedlog.splits import read_slice
 
         # Small, so that a task yields several batches and has yielded one before it is killed.
-        partition_reader.TARGET_ROWS = 5
+        read_slice.TARGET_ROWS = 5
         for batch in super().read(partition):
             yield batch
             at(self.kills, "within read")

@@ -37,9 +37,9 @@ from embedlog.kafka.confluent.settings import (
     Statistics,
     producer_config,
 )
-from embedlog.kafka.transactions import NO_OFFSETS, Transactions
 from embedlog.kafka.typed import explained, key_of_row, schema_of
 from embedlog.partitioner import partition_for_key
+from embedlog.producer.transactions import NO_OFFSETS, Transactions
 from embedlog.record import RecordMetadata
 
 _IDLE_SECONDS = 0.01

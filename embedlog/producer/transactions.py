@@ -37,7 +37,7 @@ from embedlog.publish.transaction import Publication, publish
 from embedlog.record import RecordMetadata
 from embedlog.root.root import Root
 
-_LOGGER = logging.getLogger("embedlog.kafka")
+_LOGGER = logging.getLogger("embedlog.producer")
 
 NO_OFFSETS = (
     "A log cannot commit offsets in the transaction of the records; commit them with the consumer, "

@@ -1,4 +1,4 @@
-"""Decompresses columns of a batch.
+"""Compresses a batch, and decompresses columns of one.
 
 Arrow's own reader decompresses a whole message, and passes each buffer to another thread:
 for the buffers of a batch, which are small, both take longer than the decompression.
@@ -11,8 +11,34 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from embedlog.batch.wire import I64, MAX_BATCH_BYTES, BufferLayout, Message, decoded_size
+from embedlog.batch.wire import (
+    CODECS,
+    END_OF_STREAM,
+    I64,
+    MAX_BATCH_BYTES,
+    PREFIX,
+    BufferLayout,
+    Message,
+    decoded_size,
+)
+from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa
+
+
+def serialize(columns: Any, compression: str) -> Any:
+    """Return the IPC message of a batch, perhaps with Arrow's body compression."""
+    if compression == "none":
+        return columns.serialize()
+    if compression not in CODECS:
+        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
+    # The thread pool costs more than it gains at the size of a batch.
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema, options=options) as writer:
+        writer.write_batch(columns)
+    stream = sink.getvalue()
+    begin = 8 + int(PREFIX.unpack_from(stream)[1])  # the schema has no body
+    return stream.slice(begin, stream.size - begin - len(END_OF_STREAM))
 
 
 def columns(

@@ -1,0 +1,1 @@
+"""Parts of topics that other processes read with plain reads: planned here, read anywhere."""
