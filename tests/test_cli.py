@@ -30,7 +30,7 @@ from embedlog.keyspace import FORMAT_VERSION
 COMMANDS = (
     *("topics", "produce", "consume", "tail", "sql", "groups", "offsets", "delete-records", "du"),
     *("replicas", "reassign", "elect-leaders"),
-    *("export", "import", "activity", "metrics", "completion"),
+    *("export", "import", "activity", "metrics", "report", "completion"),
     *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor", "share"),
 )
 

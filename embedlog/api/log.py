@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from embedlog.convert import ConversionResult
     from embedlog.producer import Producer
     from embedlog.registry import SchemaRegistry
+    from embedlog.root.verify import Finding
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 _logger = logging.getLogger("embedlog.api")
@@ -698,6 +699,22 @@ class Log:
         since_ms = None if since is None else time_argument("since", since, now_ms)
         until_ms = None if until is None else time_argument("until", until, now_ms)
         return audit(self.root, topic, _width_ms(window), since_ms, until_ms, tiers)
+
+    def report(self, findings: Sequence[Finding] | None = None) -> str:
+        """Return a page of HTML about the log, which needs no other file, and has no scripts.
+
+        It has the topics, the segments of each partition, consumer groups with their lags,
+        directories, mirrors, and damage that was recorded.  What cannot be read is named there.
+
+        Args:
+            findings: What ``log.housekeeping.verify()`` returned, to show it too.
+
+        Raises:
+            LogDeletedError: The log was deleted while it was open.
+        """
+        from embedlog.api.log_report import report_html
+
+        return report_html(self, findings)
 
     # Closing
 

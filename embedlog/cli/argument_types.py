@@ -19,6 +19,13 @@ def count(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """Parse a port of TCP; 0 is a free one."""
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"must be a number up to 65535, got {text!r}")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Parse a number of seconds to wait."""
     return _positive(text, "seconds", threading.TIMEOUT_MAX)

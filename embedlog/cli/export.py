@@ -84,7 +84,7 @@ def export(args: argparse.Namespace) -> int:
             tables, writer = _typed(view, args, file_format)
         else:
             tables, writer = _stored(log, view, args, file_format)
-        with _destination(path, force=args.force) as file, writer(file) as write:
+        with destination(path, force=args.force) as file, writer(file) as write:
             for table in tables:
                 for entry in pc.value_counts(table["partition"]).to_pylist():
                     counts[entry["values"]] += entry["counts"]
@@ -168,7 +168,7 @@ def _typed(view: TypedTopicView, args: argparse.Namespace, file_format: str) -> 
 
 
 @contextmanager
-def _destination(path: str, *, force: bool) -> Iterator[IO[bytes]]:
+def destination(path: str, *, force: bool) -> Iterator[IO[bytes]]:
     """Yield the file to write, which replaces ``path`` only once it is complete.
 
     Raises:

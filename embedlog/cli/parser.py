@@ -88,6 +88,7 @@ COMMANDS = {
     "activity": "print what happened to the log: topics, segments, groups, maintenance",
     "audit": "compare what producers, the log and groups counted, by window of time",
     "metrics": "print offsets, sizes, lags and background jobs, to monitor a log",
+    "report": "write a page about the log for browsers, or serve it on this host",
     "dump": "print the batches of a segment file, even if it is damaged",
     "compact": "compact topics now: keep the last record of each key",
     "maintain": "run all maintenance jobs once, such as retention and compaction",
