@@ -192,9 +192,7 @@ def encode(
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
     """
     layout = layout_of(columns.schema)
-    message = (
-        serialize(columns, compression)
-    )
+    message = serialize(columns, compression)
     extent = 8 + PREFIX.unpack_from(message)[1]
     head = message.slice(0, extent).to_pybytes()
     fields = layout.message if layout.is_plain(head) else find_message(head)
