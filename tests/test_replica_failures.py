@@ -20,6 +20,7 @@ from support.staged_files import publish, stage
 import embedlog
 from embedlog import catalog, errors, kv
 from embedlog.files import Files
+from embedlog.files.paths import FORMAT_FILE
 from embedlog.files.reserve import Reserve
 from embedlog.partition import journal, leader_epochs, unnamed_files
 from embedlog.partition.replace import Replacement
@@ -612,6 +613,60 @@ def test_a_database_is_not_kept_open_if_the_other_one_cannot_be_opened(
         assert not [each for each in databases if each.startswith(f"{directories.path(1)}/")]
     finally:
         gc.enable()
+
+
+def test_a_return_that_fails_at_its_end_closes_no_files_that_other_threads_use(
+    directories, log, monkeypatch
+):
+    """By then others read and lock in the directory, and another one may find it broken."""
+    directories.lose(log, 1)
+    directories.put_back(1)
+    controller, used = log.root.controller, []
+
+    def break_again():
+        files = controller.directories[1].files
+        used.append((files, files.open(FORMAT_FILE)))
+        controller.take_offline({1: errors.StorageError("It is broken", path=files.root)})
+        raise errors.ClosedError("The log was closed", path=files.root)
+
+    monkeypatch.setattr(controller.state, "confirm_epoch", break_again)
+    root.try_bring_back(log.root)
+    ((files, file),) = used
+    assert files.read(file, 1, 0)
+    monkeypatch.undo()
+    bring_back(log)
+    assert controller.image.online == (1, 2, 3)
+
+
+def test_an_open_notes_no_places_at_which_the_directories_are_not_any_more(
+    directories, monkeypatch
+):
+    """Two disks are swapped back while it goes on; later one of the two is lost."""
+    with directories.open() as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+
+    def swap():
+        directories.take(1)
+        directories.path(3).rename(directories.path(1))
+        directories.aside(1).rename(directories.path(3))
+
+    def swap_back_first(log_root, paths):
+        assert paths[1] == os.fspath(directories.path(3))
+        swap()
+        update(log_root, paths)
+
+    update = root.ReplicatedRoot._update_directories
+    swap()
+    with monkeypatch.context() as patch:
+        patch.setattr(root.ReplicatedRoot, "_update_directories", swap_back_first)
+        with suppress(errors.EmbedlogError):
+            directories.open().close()
+    directories.take(1)
+
+    with directories.open() as log:
+        assert log.root.controller.image.online == (2, 3)
+        assert values(log, "t") == [b"a"]
 
 
 def open_files():

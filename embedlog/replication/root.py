@@ -500,6 +500,8 @@ class ReplicatedRoot(Root):
             found = {}
             for each, info in image.directories.items():
                 path = paths.get(each, info.path)
+                if path != info.path and not self._is_at(path, each):
+                    path = info.path  # its disk was moved again since it was found
                 found[each] = info._replace(path=path, rack=self._racks.get(path, info.rack))
             return {each: info for each, info in found.items() if info != image.directories[each]}
 
@@ -511,6 +513,13 @@ class ReplicatedRoot(Root):
         if changes(self.controller.image):
             self.controller.change(step)
         self.write_members()
+
+    def _is_at(self, path: str, directory_id: int) -> bool:
+        """Return whether a directory of the log is at a path now."""
+        with suppress(EmbedlogError):
+            check_member(self.files_at(path, writable=False), self.cluster_id, directory_id)
+            return True
+        return False
 
     def write_members(self) -> None:
         """Have each directory that is online know where all of them are."""
@@ -717,7 +726,8 @@ def bring_back(
         _prepare(root, directory)
         was_offline = _bring_online(root, directory, failed)
     finally:
-        if controller.directories.get(directory_id) is not directory:
+        # Once it was online other threads use it, and whoever takes it offline detaches it.
+        if not directory.opened_epoch:
             directory.close()
     if not was_offline:
         controller.refresh()
