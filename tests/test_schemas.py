@@ -105,6 +105,14 @@ def test_a_wider_type_has_the_same_values(data):
     assert canonical(column.to_pylist(maps_as_pydicts="strict")) == canonical(expected)
 
 
+@given(types())
+def test_a_column_without_a_type_is_nulls_of_any_type(data_type):
+    """pandas and Arrow give a column in which all is missing the type null."""
+    table = pa.table({"c": pa.nulls(2)})
+
+    assert conform(table, schema_of(pa.field("c", data_type)), "t")["c"].null_count == 2
+
+
 @given(types(), types())
 def test_a_type_that_is_no_widening_is_refused(before, after):
     """Either a column may change to a type, or the change is refused, with the column named."""
