@@ -20,10 +20,10 @@ quick: .venv/.dev jar
 test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev jar spark-versions engines lowest
+test-all: .venv/.dev jar spark-versions .venv/engines lowest
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
-nightly: .venv/.dev jar spark-versions engines
+nightly: .venv/.dev jar spark-versions .venv/engines
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 # The lowest versions of the dependencies that pyproject.toml declares.
