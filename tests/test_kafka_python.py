@@ -33,11 +33,11 @@ from embedlog.kafka import (
     TopicPartition,
     bootstrap,
     errors,
-    transactions,
 )
 from embedlog.kafka.__main__ import main
 from embedlog.kafka.admin import ConfigResource, NewPartitions, NewTopic
 from embedlog.kafka.kafka_python import kafka
+from embedlog.producer import transactions
 from embedlog.publish.transaction import publish
 
 T0 = TopicPartition("t", 0)

@@ -443,8 +443,10 @@ def test_other_processes_overwrite_nothing_while_a_database_is_checked(tmp_path,
     readers = []
 
     def check(path):
-        (shared,) = kv._environments.values()
-        readers.extend(line.split()[-1] for line in shared.handle.readers().splitlines()[1:])
+        for each in kv._environments.values():
+            if each.handle.path() == path:
+                lines = each.handle.readers().splitlines()[1:]
+                readers.extend(line.split()[-1] for line in lines)
         return []
 
     monkeypatch.setattr(kv, "findings", check)

@@ -237,7 +237,7 @@ DIR = {
     "log": """
         alter_topic audit close consumer convert create_partitions create_topic delete_records
         delete_topic describe_topic durability flush groups housekeeping metrics mirrors partition
-        path producer prometheus replicas schema_registry sql topic topics
+        path producer prometheus replicas report schema_registry sql topic topics
     """,
     "housekeeping": """
         background compact hold leases rebuild_index repair retention_bytes run share verify
