@@ -453,7 +453,8 @@ class MaintenanceThread(threading.Thread):
         # Held while the job runs.  A fork waits for it: a child copied in the middle of a job
         # would hang, for example in Arrow's own locks.
         self.busy = threading.Lock()
-        self._context = JobContext(
+        # Not _context: that is a field of threading.Thread, from Python 3.14 on.
+        self._job_context = JobContext(
             *(maintenance.root, epoch, clock, self._should_stop, LOCK_SECONDS),
             failures=maintenance.failures,
         )
@@ -476,7 +477,7 @@ class MaintenanceThread(threading.Thread):
                     if is_first:
                         seconds, is_first = maintenance.due_seconds(self._job), False
                     else:
-                        maintenance.run_job(self._job, self._context)
+                        maintenance.run_job(self._job, self._job_context)
                         seconds = self._job.every_seconds
                 except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
                     seconds = self._note_failure(error)
@@ -485,10 +486,10 @@ class MaintenanceThread(threading.Thread):
         """Note an error, and return after how many seconds to try again."""
         if isinstance(error, (ClosedError, FencedError)):
             try:
-                self._context.check()
+                self._job_context.check()
             except EmbedlogError:
                 return HEARTBEAT_SECONDS  # The next heartbeat finds that too, and ends this thread.
-        return self._maintenance.note_failure(self._job, self._context, error)
+        return self._maintenance.note_failure(self._job, self._job_context, error)
 
 
 class BoundedClock:
