@@ -334,7 +334,7 @@ def test_columns_are_chosen_by_name(small):
 
     assert decoded.columns().schema.names == ["timestamp", "key", "value"]
     assert decoded.columns(["key"]).to_pylist() == [{"key": None}, {"key": b""}, {"key": b"k"}]
-    with pytest.raises(ValueError, match="nope"):
+    with pytest.raises(ValueError):  # of list.index: it has no name from Python 3.14 on
         decoded.columns(["nope"])
 
 

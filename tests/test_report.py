@@ -252,13 +252,15 @@ def test_the_page_is_served_on_loopback(log, log_path):
             with urlopen(url) as answer:
                 assert "later" in answer.read().decode()
             for request in (Request(url, headers={"Host": "example.org:80"}), f"{url}favicon.ico"):
-                with pytest.raises(HTTPError, match="404"):
+                with pytest.raises(HTTPError, match="404") as failed:
                     urlopen(request)
+                failed.value.close()
             log_path.rename(log_path.with_name("away"))
             with pytest.raises(HTTPError, match="503") as failed:
                 urlopen(url)
-            assert failed.value.headers["Refresh"]
-            assert "no such directory" in failed.value.read().decode()
+            with failed.value as answer:
+                assert answer.headers["Refresh"]
+                assert "no such directory" in answer.read().decode()
             log_path.with_name("away").rename(log_path)
             with urlopen(url) as answer:
                 assert "flights" in answer.read().decode()
