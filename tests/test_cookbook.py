@@ -13,6 +13,7 @@ import pytest
 from support.children import run_python
 from support.patience import patient
 
+from embedlog.errors import OutOfOrderSequenceError
 from embedlog.testing import DiskFaults, open_log
 
 pytest_plugins = ["pytester"]
@@ -68,7 +69,8 @@ def test_the_logging_handler_drops_while_the_disk_is_full(tmp_path):
     logger.addHandler(handler)
 
     with open_log(tmp_path / "log", faults=faults) as log:
-        listener = logging.handlers.QueueListener(waiting, recipe["ToLog"](log, "app-logs"))
+        writer = recipe["ToLog"](log, "app-logs")
+        listener = logging.handlers.QueueListener(waiting, writer)
         listener.start()
         with faults.full_disk():
             # More than the queue and the memory of the producer hold.
@@ -79,9 +81,62 @@ def test_the_logging_handler_drops_while_the_disk_is_full(tmp_path):
             assert monotonic() < deadline, "the listener takes nothing"
             sleep(0.01)
         listener.stop()
-        log.flush()
+        writer.close()
         numbers = [int(record.value["text"].split()[0]) for record in log.topic("app-logs")]
 
     assert handler.dropped > 0
+    assert writer.failed == 0
     assert len(numbers) + handler.dropped == 3000
     assert numbers == sorted(set(numbers))
+
+
+def test_the_logging_handler_counts_what_cannot_be_written(tmp_path, capsys):
+    """A record that is too large, and one whose arguments do not fit; the next one is written."""
+    (_, code), _ = RECIPES["Application logs that never block"]
+    recipe: dict = {}
+    exec(code.partition("\nlog = ")[0], recipe)
+    logger = logging.Logger("shop")
+
+    with open_log(tmp_path / "log") as log:
+        writer = recipe["ToLog"](log, "app-logs")
+        logger.addHandler(writer)
+        logger.warning("x" * (2 << 20))
+        logger.warning("%d pots", "many")
+        logger.warning("no more tea")
+        writer.close()
+        texts = [record.value["text"] for record in log.topic("app-logs")]
+
+    assert texts == ["no more tea"]
+    assert writer.failed == 2
+    assert "TypeError" in capsys.readouterr().err
+
+
+def test_the_outbox_stops_at_a_gap_and_goes_on_when_it_is_filled(tmp_path, monkeypatch):
+    """What is before the gap is written once, and nothing after it until then."""
+    (_, code), _ = RECIPES["Outbox: events of a SQLite transaction"]
+    monkeypatch.chdir(tmp_path)
+    recipe: dict = {}
+    exec(code.partition('\norder("tea")')[0], recipe)
+    log, db, order, relay = (recipe[name] for name in ("log", "db", "order", "relay"))
+    with log:
+        order("tea")
+        order("cake")
+        with db:
+            db.execute("delete from outbox where id = 2")
+        order("pie")
+
+        relay()
+        with pytest.raises(OutOfOrderSequenceError, match="Sequence 3 where 2 is next"):
+            relay()
+        with db:
+            db.execute("insert into outbox values (2, 'null')")
+        relay()
+        relay()
+
+        assert [record.value for record in log.topic("events")] == [
+            b'{"ordered": "tea"}',
+            b"null",
+            b'{"ordered": "pie"}',
+        ]
+        assert db.execute("select count(*) from outbox").fetchone() == (0,)
+    db.close()

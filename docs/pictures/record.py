@@ -109,8 +109,9 @@ svg { --ink: #22303c; --soft: #5b6b78; --card: #fbfaf7; --edge: #c9ccd1;
 .lane { stroke: var(--edge); stroke-width: 2 } .dead { stroke: var(--red); stroke-width: 2.5 }
 .again { stroke: var(--red); stroke-width: 2 } .red { fill: var(--red) }
 """
-SLOWER, PAUSE = 3, 4
-"""The picture takes so many times as long as the run, and then stays for so many seconds."""
+SLOWER, BEFORE, AFTER = 3, 2, 3
+"""The picture takes so many times as long as the run, and is there as a whole for so many seconds
+before and after: a preview is the first frame."""
 LEFT, RIGHT = 100, 830
 LANES = {"A": 62, "B": 122}
 
@@ -125,7 +126,8 @@ def draw(events: list[Event]) -> str:
     }
     (killed,) = (event["time"] for event in events if event["what"] == "kill")
     total = max(ends.values()) - first
-    length = total * SLOWER + PAUSE
+    length = BEFORE + total * SLOWER + AFTER
+    hold = BEFORE / length * 100
     parts, frames = [], []
 
     def x(moment: float) -> float:
@@ -133,10 +135,11 @@ def draw(events: list[Event]) -> str:
 
     def appear(moment: float, *drawn: str) -> None:
         """Let something appear when it happened."""
-        percent = (moment - first) * SLOWER / length * 100
+        percent = hold + 0.01 + (moment - first) * SLOWER / length * 100
         number = len(frames)
         frames.append(
-            f"@keyframes k{number} {{ 0%, {percent:.2f}% {{ opacity: 0 }} {percent + 0.6:.2f}%, 100% {{ opacity: 1 }} }}"
+            f"@keyframes k{number} {{ 0%, {hold:.2f}% {{ opacity: 1 }} {hold + 0.01:.2f}%, {percent:.2f}% "
+            f"{{ opacity: 0 }} {percent + 0.6:.2f}%, 100% {{ opacity: 1 }} }}"
         )
         parts.append(f'<g style="animation: k{number} {length:.1f}s infinite">{"".join(drawn)}</g>')
 
@@ -157,9 +160,9 @@ def draw(events: list[Event]) -> str:
     cross = f'<path d="M{left:.1f} {y - 8}l16 16m0 -16l-16 16" class="dead"/>'
     appear(killed, cross, f'<text x="{left + 24:.1f}" y="{y + 5}" class="red bold">kill -9</text>')
     milliseconds = (again - killed) * 1000
-    say = f"{milliseconds:.0f} ms later worker B has order {KILLED + 1}, which was not committed"
+    say = f"{milliseconds:.0f} ms after the kill, worker B receives order {KILLED + 1} again (it was not committed)"
     appear(again, f'<text x="{LEFT}" y="172" class="bold">{say}</text>')
-    done = f"{ORDERS} of {ORDERS} orders are done, and no timeout was waited for"
+    done = f"{ORDERS} of {ORDERS} orders are done; no timeout was involved"
     appear(max(ends.values()), f'<text x="{LEFT}" y="192">{done}</text>')
 
     about = (
@@ -167,7 +170,7 @@ def draw(events: list[Event]) -> str:
     )
     still = [
         '<rect x="1" y="1" width="858" height="208" rx="10" fill="var(--card)" stroke="var(--edge)"/>',
-        '<text x="22" y="28" class="soft">a group of two processes and a topic of two partitions (blue and green), three times slower than it was</text>',
+        '<text x="22" y="28" class="soft">one recording, slowed down three times: a group of two processes, a topic of two partitions (blue and green)</text>',
     ]
     for name, y in LANES.items():
         still.append(f'<text x="22" y="{y + 5}" class="bold">worker {name}</text>')

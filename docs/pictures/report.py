@@ -70,7 +70,7 @@ def main() -> None:
         path = Path(directory, "shop")
         with embedlog.open(path, maintenance=False, clock=clock) as log:
             fill(log, clock)
-        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=900,1180")
+        options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=900,1450")
         picture = f"--screenshot={HERE / 'report.png'}"
         subprocess.run(["chromium", *options, picture, path / "report.html"], check=True)
 
