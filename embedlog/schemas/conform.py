@@ -364,7 +364,7 @@ def cast_exactly(column: Any, target: Any) -> Any:
         column = column.cast(pa.decimal256(20 + max(target.scale, 0), max(target.scale, 0)))
     changed = column.cast(target)
     # Arrow drops the time of day, and turns what is too large to infinity, without an error.
-    to_day = types.is_date32(target) and not types.is_date32(column.type)
+    to_day = types.is_date32(target) and types.is_timestamp(column.type)
     if to_day and not _all(pc.equal(changed.cast(column.type), column)):
         raise ValueError("a timestamp is not at midnight")
     floats = types.is_floating(target) and types.is_floating(column.type)
