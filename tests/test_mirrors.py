@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,11 +19,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.clock import START, ManualClock
-from support.forks import Child
+from support.faulty_files import FaultyFiles
+from support.forks import Child, was_killed
 from support.manual_compaction import keep
 from support.patience import patient
 from support.replicas import assignment, values
-from support.roots import encoded, healthy
+from support.roots import encoded, healthy, open_root
 from support.staged_files import stage
 from support.tiers import choose
 
@@ -31,8 +33,10 @@ from embedlog import keyspace
 from embedlog.api import Log
 from embedlog.catalog import ACTIVITY
 from embedlog.cli import main
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
+    DiskFullError,
     GroupIdNotFoundError,
     IllegalStateError,
     InvalidConfigError,
@@ -1337,6 +1341,67 @@ def test_a_merging_mirror_finds_its_place_in_the_records(a, b):
     send(b, "t", b"own", b"own 2", b"own 3")
     assert mirror(a, b, merge=True).status.records == 1, "the log is longer than it was"
     assert set(counts(b, "t").values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("durability", "visibility"), [("os", "append"), ("fsync", "append"), ("os", "durable")]
+)
+def test_a_merging_mirror_repeats_nothing_of_an_append_that_failed_between_two_batches(
+    a, tmp_path, monkeypatch, durability, visibility
+):
+    """What was appended before the failure is found, also if readers do not see it yet."""
+    root = open_root(
+        tmp_path / "target", files=FaultyFiles, durability=durability, visibility=visibility
+    )
+    a.create_topic("t")
+    root.create_topic("t", 1, TopicConfig.parse({"segment.bytes": 4000}))
+    send(a, "t", b"first")
+    with a.producer(linger_ms=1000) as producer:
+        for number in range(4):
+            producer.send("t", b"%d" % number * 2000)
+    monkeypatch.setattr(mirror_module, "FETCH_BYTES", 1)
+
+    steps: list[int] = []
+
+    def fail_between(done: int, total: int) -> None:
+        steps.append(done)
+        if len(steps) == 1:
+            root.context.files.fail_at(1, errno.ENOSPC, only={"create"})
+
+    with pytest.raises(DiskFullError):
+        mirror(a, Log(root), merge=True, progress=fail_between)
+    assert 1 < root.partition("t", 0).tail().log_end_offset < 5
+    for end in (5, 6):
+        mirror(a, Log(root), merge=True)
+        assert [hops_of(r.headers[-1][1])[-1].offset for r in Log(root)["t"]] == list(range(end))
+        send(a, "t", b"next")
+    root.close()
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+def test_a_mirror_finishes_the_append_of_one_that_was_killed_before_its_flush(
+    a, b, monkeypatch, merge
+):
+    """The record is there already; when the mirror is done, readers see it, once."""
+    monkeypatch.setattr(mirror_module, "FETCH_BYTES", 1)
+    a.create_topic("t")
+    for value in (b"1", b"2"):
+        send(a, "t", value)
+
+    def copy() -> None:
+        root = open_root(b.path, files=FaultyFiles)
+        mirror(
+            *(a.path, Log(root)),
+            merge=merge,
+            durability="fsync",
+            progress=lambda done, total: root.context.files.kill_at(0, only={"sync"}),
+        )
+
+    assert was_killed(copy)
+    assert [record.value for record in b["t"]] == [b"1"]
+    assert b.partition("t", 0).tail().log_end_offset == 2
+    mirror(a, b, merge=merge)
+    assert [record.value for record in b["t"]] == [b"1", b"2"]
 
 
 def forward_by_sends(log: Log, records: list[Any], topic: str, path: Path) -> None:

@@ -141,7 +141,7 @@ class MergingTarget(LogTarget):
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:
         """Return the offset after the last record of the source that the log has."""
-        log, source = self._log(name, partition), self._source(name, partition)
+        log, source = self._visible_log(name, partition), self._source(name, partition)
         stored = POSITIONS.get(self.root.context.state, log.key, self._row_of(name))
         start, found = log.start_offset(), None
         try:
@@ -168,6 +168,8 @@ class MergingTarget(LogTarget):
         """Append the records that were at no site before, or not at this one."""
         log = self._log(name, partition)
         encoded = list(self._merged(log, name, partition, fetch))
+        # Unknown until all of it is appended: an append of several batches may fail between two.
+        self._positions.pop((name, partition), None)
         if encoded:
             receipts = log.append(encoded, durability=self._durability)
             for listener in self.root.listeners.of(log.config, self._client):
@@ -252,10 +254,10 @@ class MergingTarget(LogTarget):
         """Note the position, as of the end of the log."""
         log, position = self._log(name, partition), self._positions[name, partition]
         # Read before the flush: other programs append, too.
-        end, target_epoch = log.end_offset(), log.tail().leader_epoch
-        flush.flush_up_to(log, end)
+        tail = log.tail()
+        flush.flush_up_to(log, tail.log_end_offset)
         epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
-        row = MergedPosition(position.offset, epoch, end, target_epoch)
+        row = MergedPosition(position.offset, epoch, tail.log_end_offset, tail.leader_epoch)
         self.root.context.state.write(
             lambda txn: POSITIONS.put(txn, log.key, self._row_of(name), value=row)
         )
@@ -271,8 +273,8 @@ class MergingTarget(LogTarget):
     # The end
 
     def flush(self) -> None:
-        """Put what was written on the disk, and note all positions."""
-        for name, partition in self._stored_at:
+        """Put what was written on the disk, and note all positions that are known."""
+        for name, partition in self._stored_at.keys() & self._positions.keys():
             self._store(name, partition)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ from embedlog.mirrors.mirrored_topic import (
 )
 from embedlog.mirrors.publications import PublicationCopier
 from embedlog.mirrors.root_source import RootSource
-from embedlog.partition import PartitionLog, log_start
+from embedlog.partition import PartitionLog, flush, log_start
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 from embedlog.schemas.topic_schema import TopicSchema
@@ -78,6 +78,17 @@ class LogTarget(MirrorTarget):
     def _log(self, name: str, partition: int) -> PartitionLog:
         log = self.root.partition(name, partition)
         log.refresh()
+        return log
+
+    def _visible_log(self, name: str, partition: int) -> PartitionLog:
+        """Return a partition of which readers see all records.
+
+        An append that was killed, or failed, before its flush leaves some for the next flush.
+        """
+        log = self._log(name, partition)
+        tail = log.tail()
+        if log.visible_end(tail) < tail.log_end_offset:
+            flush.flush_to(log, tail)
         return log
 
 
@@ -241,7 +252,7 @@ class RootTarget(LogTarget):
 
     def position(self, name: str, partition: int) -> MirrorPosition | None:
         """Return the log end offset of the copy."""
-        end = self._log(name, partition).tail().log_end_offset
+        end = self._visible_log(name, partition).tail().log_end_offset
         self._ends[name, partition] = end
         return MirrorPosition(end, self._copies[name].epoch(partition))
 

@@ -329,6 +329,7 @@ def _check_equal(a: Log, b: Log, merge: bool) -> None:
 
 MOST = 200
 """How many operations of one mirror are tried."""
+DURABILITIES = ("os", "fsync")
 
 
 @pytest.fixture
@@ -346,24 +347,30 @@ BOTH = pytest.mark.parametrize("faults", [MIRRORS, MERGES], ids=["copies", "merg
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
 def test_a_mirror_that_is_killed_goes_on_where_it_was(own: Path, faults: RootFaults, company: bool):
     """At every operation: records, settings, schemas, starts and groups are those of the source."""
-    total = sum(faults.count(own).values())
+    total = sum(faults.count(own, "fsync").values())
     step = max(total // MOST, 1)  # All of them would take an hour.
-    cases = [Case(n, ("before", "middle", "after")[n % 3], company) for n in range(0, total, step)]
+    cases = [
+        Case(n, ("before", "middle", "after")[n % 3], company, durability=DURABILITIES[index % 2])
+        for index, n in enumerate(range(0, total, step))
+    ]
     assert faults.check_kills(own, sample(cases, 6)) >= choose(test=3, all=80)
 
 
 @BOTH
 def test_a_mirror_that_fails_loses_nothing(own: Path, faults: RootFaults):
     """Any operation, once or from then on; a repetition completes the copy."""
-    counted = faults.count(own)
+    counted = faults.count(own, "fsync")
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     step = max(total // MOST, 1)
-    cases = [Case(n, ("once", "forever")[n // step % 2]) for n in range(0, total, step)]
+    cases = [
+        Case(n, ("once", "forever")[index % 2], durability=DURABILITIES[index // 2 % 2])
+        for index, n in enumerate(range(0, total, step))
+    ]
     assert faults.check_faults(own, sample(cases, 6)) >= choose(test=1, all=20)
 
 
 @BOTH
-@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("durability", DURABILITIES)
 def test_after_a_power_cut_a_mirror_goes_on_where_the_copy_ends(
     own: Path, faults: RootFaults, durability: str
 ):
