@@ -799,21 +799,6 @@ def test_history_has_all_versions(log):
     ]
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_column_of_nulls_without_a_type_goes_into_a_column_of_any_type(log, count):
-    """Such as pandas makes of a column in which every value is None."""
-    types = [pa.date32(), pa.float32(), pa.timestamp("us"), pa.string(), pa.list_(pa.date32())]
-    types += [pa.decimal128(9, 2), pa.bool_(), pa.struct([("x", pa.date32())])]
-    schema = pa.schema([(str(kind), kind) for kind in types])
-    topic = log.create_topic("t", schema=schema)
-    with log.producer() as producer:
-        table = pa.table([pa.nulls(count)] * len(types), schema.names)
-        producer.append_table("t", table).result()
-    assert topic.to_arrow(schema.names).equals(
-        pa.table([pa.nulls(count, k) for k in types], schema.names)
-    )
-
-
 # Keys
 
 

@@ -19,7 +19,7 @@ from embedlog.splits.slices import PartitionSlice, TopicVersions
 class Split:
     """Records of one partition, as `TopicView.splits` planned them.
 
-    It pickles to a few hundred bytes, and reads nothing until it is used.  Reading maps the segment
+    It pickles to a few kilobytes, and reads nothing until it is used.  Reading maps the segment
     files and opens no database, so it needs the log's disk under the same path, and nothing else.
     """
 
