@@ -68,3 +68,18 @@ def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):
         states,
         record_property,
     )
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(Cut(24, 25, 1.0), id="an append after a gap that a truncation left"),
+        pytest.param(Cut(1_000_010, 25, 0.0), id="a close after the writer of a partition died"),
+    ],
+)
+def test_what_is_not_promised_is_not_demanded(cut):
+    """P5: a close flushes what its handle appended; a truncation keeps the gap before its end."""
+    outcome = share_out(cut_everywhere, [cut])
+
+    assert not outcome.findings, str(outcome)
+    assert outcome.distinct > 0

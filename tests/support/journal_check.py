@@ -35,12 +35,15 @@ class PartitionModel:
     left: set[int] = field(default_factory=set)
     """Sends that a killed writer wrote and never published; the next append truncates them."""
     at: dict[int, int] = field(default_factory=dict)
-    """The offsets of sends that were made at given ones, perhaps after a gap."""
+    """The offsets of sends that may have a gap before them."""
+    end_after_gap: int | None = None
+    """Where a truncation ended the log, until something is appended, if a gap was before it."""
     cut: bool = False
 
     def truncate(self, offset: int, done: bool) -> None:
         """Note a truncation."""
         self.cut = True
+        self.end_after_gap = offset if offset in self.at.values() else None
         for send, entry in self.sent.items():
             ack = self.acked.get(send)
             if ack is None or ack[0] + entry[3] > offset:
@@ -61,6 +64,7 @@ class PartitionModel:
     def acknowledge(self, send: int, base: int, durability: str) -> None:
         """Note that a send is at an offset."""
         self.acked[send] = base, durability
+        self.end_after_gap = None
         self.removed |= self.left
         self.left = set()
         if durability == "fsync":
@@ -97,6 +101,8 @@ class LogModel:
     """Topics that must exist, with at least so many partitions."""
     unsure: set[str] = field(default_factory=set)
     """Topics that may exist or not."""
+    appended: set[tuple[str, int]] = field(default_factory=set)
+    """Partitions that the process has appended to: `flush` and `close` flush those."""
 
     def part(self, topic: str, partition: int) -> PartitionModel:
         return self.parts.setdefault((topic, partition), PartitionModel())
@@ -106,7 +112,7 @@ class LogModel:
 
     def recovered(self, topics: dict[str, int], present: list[tuple[str, int, list[int]]]) -> None:
         """Note what was there when the log was opened."""
-        self.topics, self.unsure = dict(topics), set()
+        self.topics, self.unsure, self.appended = dict(topics), set(), set()
         sends = {(topic, partition): found for topic, partition, found in present}
         for key, part in self.parts.items():
             part.recovered(sends.get(key, []))
@@ -124,12 +130,14 @@ def replay(journal: list[Entry]) -> LogModel:
         elif kind == "send":
             part = model.part(what[0], what[1])
             part.sent[what[2]] = what
-            if len(what) > 8:
-                part.at[what[2]] = what[8]
+            at = what[8] if len(what) > 8 else part.end_after_gap
+            if at is not None:
+                part.at[what[2]] = at
             opened.append((what[0], what[1], what[2]))
             partitions[what[2]] = what[0], what[1]
         elif kind == "acked":
             model.part(*partitions[what[0]]).acknowledge(*what)
+            model.appended.add(partitions[what[0]])
         elif kind in ("cut", "cut done"):
             model.part(what[0], what[1]).truncate(what[2], done=kind == "cut done")
         elif kind == "repaired":
@@ -158,6 +166,9 @@ def _begin(model: LogModel, step: Entry) -> None:
             part.unsure.update(part.sent)
             part.durable.clear()
             part.cut = True
+    elif name in ("open", "die", "leave"):
+        # Of another process: what the one before wrote is not flushed by this one.
+        model.appended = set()
 
 
 def _finish(model: LogModel, step: Entry) -> None:
@@ -172,9 +183,8 @@ def _finish(model: LogModel, step: Entry) -> None:
             # Another topic of that name begins at 0.
             part.acked.clear()
     elif name in ("flush", "close"):
-        for key, part in model.parts.items():
-            if not rest or key == tuple(rest):
-                part.flushed()
+        for key in [(rest[0], rest[1])] if rest else model.appended:
+            model.part(*key).flushed()
 
 
 def _fail(model: LogModel, what: Entry, opened: list[tuple[str, int, int]]) -> None:
@@ -228,7 +238,8 @@ def check(
             if power_cut and goes_on:
                 _check_resending(log, topic, partition, part, bases)
             if goes_on:
-                _check_goes_on(log, topic, partition, part)
+                unsure = None if power_cut else part.last_unsure()
+                _check_goes_on(log, topic, partition, part, unsure)
         else:
             assert topic not in model.topics or partition >= model.topics[topic]
     return found
@@ -310,10 +321,11 @@ def _check_resending(
         assert receipt.base_offset == bases.get(send, receipt.base_offset)
 
 
-def _check_goes_on(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
+def _check_goes_on(
+    log: Any, topic: str, partition: int, part: PartitionModel, unsure: Entry | None
+) -> None:
     """Repeat a send without an answer, append another, read both."""
     here = log.partition(topic, partition)
-    unsure = part.last_unsure()
     if unsure is not None:
         [receipt] = here.append([encode(*unsure[:7])])
         bases = sends_of(rows(log, topic, partition), part.at)
