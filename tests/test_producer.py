@@ -946,6 +946,8 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
         (resent,) = producer.send_batch("t", [b"a", b"b"], sequence=5).result()
         assert resent.duplicate and resent.base_offset == 0
     assert values(root.partition("t", 0)) == [b"a", b"b"]
+    root.flush()  # also what only the killed process wrote: it was just acknowledged
+    assert root.partition("t", 0).tail().durable_offset == 2
     root.close()
 
 
