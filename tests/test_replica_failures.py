@@ -13,6 +13,7 @@ from functools import partial
 import lmdb
 import pytest
 from support import forks
+from support.patience import patient
 from support.replicas import assignment, bring_back, notice, send, values
 from support.roots import encoded
 from support.staged_files import publish, stage
@@ -138,6 +139,32 @@ def test_a_directory_counts_for_the_majority_from_when_it_is_online(tmp_path, mo
         (tmp_path / "away").rename(paths[0])
         for _ in range(3):
             root.try_bring_back(log.root)
+        assert log.root.controller.image.online == (1, 2, 3)
+
+
+def test_a_directory_returns_while_another_program_takes_the_locks(directories, log, monkeypatch):
+    """For that one it is still online: it has its lock, and waits for those of the others."""
+    with directories.open() as other:
+        before = other.root.controller.directories
+        directories.lose(log, 1)
+        directories.put_back(1)
+        waits, lock_slowly = threading.Event(), Files._lock_slowly
+
+        def note(files, *options):
+            waits.set()
+            lock_slowly(files, *options)
+
+        before[1].state.acquire()
+        monkeypatch.setattr(Files, "_lock_slowly", note)
+        returning = threading.Thread(target=partial(bring_back, log))
+        returning.start()
+        assert waits.wait(patient(20))
+        try:
+            before[2].state.acquire(patient(1))
+            before[2].state.release()
+        finally:
+            before[1].state.release()
+            returning.join()
         assert log.root.controller.image.online == (1, 2, 3)
 
 

@@ -21,7 +21,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -527,17 +527,14 @@ class Controller:
 
         # `state` before `live`, as in a checkpoint.
         with (
-            self.state.held(failed or {}) as directories,
-            self.live.held(failed or {}),
-            ExitStack() as held,
+            self.state.held(failed or {}, directory) as directories,
+            self.live.held(failed or {}, directory),
         ):
             if directory.id in {each.id for each in directories}:
                 return False
             image = directories[0].state.read(MetadataImage.load)
             if directory.id not in image.directories or (reasons and image.epoch != epoch_before):
                 return False
-            for name in ("state", "live"):
-                held.enter_context(directory.held(name))
             lost = _has_lost(directory, directories[0], image.directories[directory.id])
             self._check_voters(image, directory.id, reasons, lost=lost)
             flushed = directory.state.read(partial(_flushed, directory.id))

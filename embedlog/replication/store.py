@@ -177,11 +177,15 @@ class ReplicatedStore:
                 return result  # type: ignore[no-any-return]
 
     @contextmanager
-    def held(self, without: Mapping[int, Exception] = _NONE) -> Iterator[tuple[LogDirectory, ...]]:
+    def held(
+        self, without: Mapping[int, Exception] = _NONE, returning: LogDirectory | None = None
+    ) -> Iterator[tuple[LogDirectory, ...]]:
         """Hold the locks of writes; yields the directories, whose databases are equal.
 
         Args:
             without: Directories that do not work.
+            returning: One that is not online, whose lock is held too, unless it has come online.
+                It has its place in the order: for programs with older metadata it is online.
 
         Raises:
             NotEnoughReplicasError: Too few directories are online.
@@ -190,7 +194,8 @@ class ReplicatedStore:
         while True:
             directories = self._online(without)
             with ExitStack() as held:
-                for directory in directories:
+                locks = {each.id: each for each in (returning, *directories) if each is not None}
+                for _, directory in sorted(locks.items()):
                     held.enter_context(directory.held(self._name))
                 if self._are_online(directories, without):
                     self._make_even(directories)

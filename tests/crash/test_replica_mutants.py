@@ -194,6 +194,10 @@ def by_kills() -> None:
             replica_kills.check(replica_kills.Kill(work, at, False))
 
 
+def by_a_return() -> None:
+    replica_kills.check(replica_kills.Kill("come back", None, True))
+
+
 def by_damage(*case: str) -> Callable[[], None]:
     """Damage the leader's copy, in a directory of memory."""
 
@@ -287,6 +291,18 @@ MUTANTS = [
         by_kills,
         f"{REPLICATION}.store:ReplicatedStore._make_even",
         {"kv.replace_rows, rows)": "kv.replace_rows, rows[-1:])"},
+    ),
+    Mutant(
+        "a directory goes offline that lacks the last write only",
+        by_kills,
+        f"{REPLICATION}.store:ReplicatedStore._make_even",
+        {"if number != numbers[newest] - 1:": "if True:"},
+    ),
+    Mutant(
+        "a return is not confirmed",
+        by_a_return,
+        f"{REPLICATION}.store:_confirm_epoch",
+        {"if info.online and info.reason]": "if False]"},
     ),
     Mutant(
         "the version of a write is not written",

@@ -276,11 +276,12 @@ class ReplicasModel(RuleBasedStateMachine):
             offline = set(before.online) - set(image.online)
             assert offline <= self.lost, f"{offline - self.lost} went offline, but works"
             self._check_elections(before, image)
-            for each in list(self.emptied):
-                info = image.directories[each]
-                if info.online and info.since > self.emptied[each]:
+            # Until a second write confirms it, a return that was cut short may count as none.
+            returned = {each for each in image.online if not image.directories[each].offline_since}
+            for each in returned & self.emptied.keys():
+                if image.directories[each].since > self.emptied[each]:
                     del self.emptied[each]
-            self.lost &= self.paths.keys() - self.alive()
+            self.lost -= returned & self.alive()
             for part in self.parts.values():
                 assignment = self.assignment(part)
                 if assignment is not None:
@@ -379,6 +380,9 @@ class ReplicasModel(RuleBasedStateMachine):
         self._observe()
         if receipt.duplicate:
             return receipt
+        directories = self.image.directories
+        unconfirmed = [each for each in self.image.online if directories[each].offline_since]
+        assert not unconfirmed, f"acknowledged before the return of {unconfirmed} was confirmed"
         assert receipt.next_offset == receipt.base_offset + len(lines)
         self._note(part, receipt.base_offset, lines, strong)
         return receipt
