@@ -45,8 +45,8 @@ def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
 
 CHECKS: dict[str, tuple[Work, list[Any]]] = {
     "fsync": (cut_everywhere, [Cut(seed, 150, 1.0) for seed in range(6)]),
-    # One seed of about 25 leaves a torn batch that only its checksum reveals: four are of those.
-    "os": (cut_everywhere, [Cut(seed, 150, 0.1) for seed in (100, 101, 201, 208, 224, 206)]),
+    # Found by a search: most seeds leave no torn batch that only its checksum reveals.
+    "os": (cut_everywhere, [Cut(seed, 150, 0.1) for seed in (100, 101, 201, 208, 224, 239)]),
     "uniform": (cut_everywhere, [Cut(seed, 150, 0.3, uniform=True) for seed in range(6)]),
     "recovery": (
         cut_the_recovery,
