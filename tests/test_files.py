@@ -418,3 +418,21 @@ def test_the_kernel_is_not_called_without_waiters(files, page, monkeypatch):
     page._may_skip = False
     page.advance()
     assert len(calls) == 1
+
+
+def test_a_call_closes_no_file_of_another_one_after_a_close(tmp_path, monkeypatch):
+    """Another thread closes the root in the middle, and its number is another file's then."""
+    files, unlink, others = Files(tmp_path), os.unlink, []
+    (tmp_path / "name").touch()
+
+    def close_first(name, *, dir_fd):
+        unlink(name, dir_fd=dir_fd)
+        files.close_all()
+        others.extend(os.open(tmp_path, os.O_RDONLY) for _ in range(3))
+        assert dir_fd in others
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", close_first)
+        files.unlink("name")
+    for other in others:
+        os.close(other)

@@ -618,9 +618,9 @@ class Files:
         in_use = {fd: self._paths.pop(fd) for fd in list(self._in_use) if fd in self._paths}
         self._close_descriptors()
         self._paths.update(in_use)
-        if self._root_fd >= 0:
-            os.close(self._root_fd)
-            self._root_fd = -1
+        root, self._root_fd = self._root_fd, -1
+        if root >= 0:
+            os.close(root)
 
     def after_fork(self) -> None:
         """In a forked child: close what was inherited, so that its owner opens it again.
@@ -661,27 +661,29 @@ class Files:
         parent, _, name = path.rpartition("/")
         if name in ("", ".", ".."):
             raise self._failed(OSError(errno.EINVAL, "not a name"), operation, path)
+        root = self._root_fd  # another thread may close it, and its number may be another file's
         directory = self._walk(parent, operation)
         try:
             yield directory, name
         except OSError as error:
             raise self._failed(error, operation, path) from raised_in_body(error)
         finally:
-            if directory != self._root_fd:
+            if directory != root:
                 os.close(directory)
 
     @contextmanager
     def _directory(self, path: str, operation: str) -> Iterator[int]:
         """Open the directory itself, never the root's shared descriptor, for one operation."""
+        root = self._root_fd
         directory = self._walk(path, operation)
         try:
-            if directory == self._root_fd:
+            if directory == root:
                 directory = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
             yield directory
         except OSError as error:
             raise self._failed(error, operation, path) from raised_in_body(error)
         finally:
-            if directory != self._root_fd:
+            if directory != root:
                 os.close(directory)
 
     def _walk(self, path: str, operation: str) -> int:
