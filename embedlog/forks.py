@@ -9,6 +9,7 @@ The other threads pay nothing for this: the thread that forks looks at where the
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -43,12 +44,27 @@ def _is_in_a_step(frame: FrameType | None) -> bool:
     return False
 
 
+def _frames_without(this: int) -> list[FrameType]:
+    """Return what the other threads are doing, without a collection of garbage meanwhile.
+
+    One could let another thread run, which would wait for ever for a lock that CPython holds here
+    (gh-106883).
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return [frame for thread, frame in sys._current_frames().items() if thread != this]
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
 def _before_fork() -> None:
     this, until = threading.get_ident(), time.monotonic() + _SECONDS
     while time.monotonic() < until:
         # After a sleep, this thread keeps the interpreter for longer than the fork takes.
         time.sleep(0)
-        others = [frame for thread, frame in sys._current_frames().items() if thread != this]
+        others = _frames_without(this)
         if not any(map(_is_in_a_step, others)):
             return
         del others
