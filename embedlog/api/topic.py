@@ -81,6 +81,12 @@ class FrameOptions(RowOptions, total=False):
     """Keys and values as bytes, whatever the serializers of the topic."""
 
 
+def check_columns(columns: Sequence[str] | None) -> None:
+    """Raise `TypeError` for a single name, of which each letter would be a column."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, got {columns!r}")
+
+
 class TopicView(Generic[K, V]):
     """Some records of a topic, read on demand; rows are ordered by partition and offset.
 
@@ -338,8 +344,7 @@ class TopicView(Generic[K, V]):
         Needs the memory of a few batches, whatever the size of the topic.  ``where``, ``since``
         and ``between`` are those of `to_arrow`.
         """
-        if isinstance(columns, str):
-            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        check_columns(columns)
         condition = self._condition(where)
         view = self._limited(since, between)._pruned(condition)
         schema = self.schema(columns)
@@ -420,8 +425,7 @@ class TopicView(Generic[K, V]):
             KeyError: There is no such column.
             RecordDeserializationError: A record is not what the topic's serializers write.
         """
-        if isinstance(columns, str):
-            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        check_columns(columns)
         view = self._limited(since, between)
         if where is not None:
             from embedlog.schemas.row_filter import row_filter
@@ -551,8 +555,7 @@ class TopicView(Generic[K, V]):
             OffsetOutOfRangeError: Records of a view were deleted.
             UnsupportedFormatError: Keys or values are Avro, which needs the log's registry.
         """
-        if isinstance(columns, str):
-            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        check_columns(columns)
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         from embedlog.api.split_plan import plan_splits

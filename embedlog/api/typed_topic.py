@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.topic import Between, Topic, TopicView
+from embedlog.api.topic import Between, Topic, TopicView, check_columns
 from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
 from embedlog.batch.tables import in_groups
@@ -148,8 +148,7 @@ class TypedTopicView(TopicView[Any, Any]):
             InvalidConfigError: With ``raw``.
             InvalidQueryError: The condition is wrong.
         """
-        if isinstance(columns, str):
-            raise TypeError(f"columns must be a list of names, got {columns!r}")
+        check_columns(columns)
         if raw:
             raise no_bytes(self.name)
         view, condition = self._limited(since, between), self._condition(where)

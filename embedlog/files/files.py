@@ -50,6 +50,7 @@ from embedlog.files.filesystem import (
     storage_error,
     without_first,
 )
+from embedlog.files.paths import identity_at
 from embedlog.files.sharing import share, share_as
 from embedlog.forks import finished_before_forks
 
@@ -563,10 +564,9 @@ class Files:
         """Whether the root's path still leads to it, and not to a directory created since."""
         identity = self.identity()
         try:
-            status = os.stat(self.root)
+            return identity_at(self.root) == identity
         except OSError:
             return False
-        return (status.st_dev, status.st_ino) == identity
 
     def boot_id(self) -> str:
         """Return the kernel's id of this boot; it changes with every restart."""
