@@ -16,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+__all__ = ["cached_property", "finished_before_forks"]
 
 _SECONDS = 10.0
 """The longest step that a fork waits for.  An import that runs a whole program never ends."""
@@ -28,6 +30,29 @@ def finished_before_forks(function: _F) -> _F:
     """Mark a function that is short and waits for no lock: no fork happens in the middle of it."""
     _marked.add(function.__code__)
     return function
+
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property:  # noqa: N801
+        """That of `functools`, which until Python 3.12 computes under one lock of all instances.
+
+        A child that is forked meanwhile would wait for that lock for ever.
+        """
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            self._function, self.__doc__ = function, function.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._function(instance)
+            return value
 
 
 def _is_in_a_step(frame: FrameType | None) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from embedlog import batch as batches
@@ -20,6 +20,7 @@ from embedlog.batch.decode import head_length
 from embedlog.batch.wire import layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError, UnsupportedFormatError
 from embedlog.files import Files
+from embedlog.forks import cached_property
 from embedlog.hints import VERIFY, VERIFY_THEN_REPAIR
 from embedlog.lazy import pa
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from embedlog.batch.arrays import numbers
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.key_hash import BoolArray, Int64Array, KeyHasher, UInt64Array
 from embedlog.compaction.offset_map import OffsetMap
+from embedlog.forks import cached_property
 from embedlog.partition import PartitionLog, lookup
 
 _SMALL_BATCH_BYTES, _FEW_ROWS = 4096, 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cached_property
 from struct import Struct
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ from embedlog.convert.avro_columns import AvroDecoder, encode, to_columns
 from embedlog.convert.avro_types import columns_of, parse
 from embedlog.convert.stored_rows import RowError
 from embedlog.errors import InvalidRecordError, InvalidSchemaError, UnknownSchemaError
+from embedlog.forks import cached_property
 from embedlog.lazy import pa
 from embedlog.schemas.json_columns import (
     from_json,

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,6 +32,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
+from embedlog.forks import cached_property
 from embedlog.hints import REPAIR
 from embedlog.partition import (
     append,

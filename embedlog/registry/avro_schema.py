@@ -11,11 +11,12 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, cast
 
 from embedlog.display import need
 from embedlog.errors import InvalidSchemaError
+from embedlog.forks import cached_property
 
 Schema = str | Mapping[str, object] | Sequence[object]
 """A schema of Avro: its JSON as text or as Python's objects, or the name of a primitive type."""

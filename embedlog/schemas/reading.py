@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from embedlog.batch import Batch, tables
 from embedlog.batch.wire import BufferLayout, headers_type, timestamp_type
+from embedlog.forks import cached_property
 from embedlog.lazy import pa, pc
 from embedlog.schemas.rows import python_rows
 from embedlog.schemas.segment_schema import absent

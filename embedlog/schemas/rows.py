@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from embedlog.batch.encode import headers_array
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import timestamp_type
 from embedlog.errors import InvalidRecordError, SerializationError
+from embedlog.forks import cached_property
 from embedlog.lazy import pa
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema

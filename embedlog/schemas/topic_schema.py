@@ -6,12 +6,12 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from embedlog.batch.arrays import repeated
 from embedlog.batch.key_bytes import is_key_type
 from embedlog.errors import InvalidSchemaError
+from embedlog.forks import cached_property
 from embedlog.lazy import pa
 from embedlog.schemas.column_types import stored_type
 

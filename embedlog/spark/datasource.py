@@ -11,7 +11,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -24,6 +23,7 @@ from pyspark.sql.datasource import (
 )
 
 from embedlog.errors import SparkSetupError
+from embedlog.forks import cached_property
 from embedlog.spark.options import SinkOptions, SourceOptions, warn_of_ignored
 
 if TYPE_CHECKING:

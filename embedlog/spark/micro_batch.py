@@ -13,12 +13,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import CommitFailedError, EmbedlogError, UnknownTopicOrPartitionError
+from embedlog.forks import cached_property
 from embedlog.groups.offsets import check_group_id
 from embedlog.mirrors.mirrored_topic import MIRRORED_TOPICS
 from embedlog.partition import PartitionLog

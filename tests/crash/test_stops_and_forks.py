@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support import fork_in_first_use, fork_in_operation, forks, journal_check
+from support import fork_at_lines, fork_in_first_use, fork_in_operation, forks, journal_check
 from support.children import PausedChild
 from support.forks import tell
 from support.log_programs import ProgramProcess, Step, encode, journal_of
@@ -204,6 +204,20 @@ def test_a_fork_while_a_log_is_opened_keeps_no_lock(tmp_path: Path) -> None:
                 append_one(log, 2)
 
     forks.call(work)
+
+
+@pytest.mark.parametrize("call", fork_at_lines.CALLS)
+def test_a_fork_at_any_line_of_another_thread_disturbs_neither_side(
+    tmp_path: Path, call: str
+) -> None:
+    """P18: the child makes the call that the thread is in the middle of, and both end."""
+    lines = fork_at_lines.count_lines(tmp_path / "root", call)
+    cases = forks.evenly(
+        [fork_at_lines.Line(call, n) for n in range(lines)], choose(test=20, all=400)
+    )
+    reached = sum(fork_at_lines.check(case, root=tmp_path / "root") for case in cases)
+    tell(f"{reached} forks at the {lines} lines of {call}")
+    assert reached > len(cases) / 2
 
 
 @pytest.mark.parametrize("program", fork_in_first_use.PROGRAMS)
