@@ -5,6 +5,8 @@ the child does not have holds the lock of the import.  So a fork waits for the i
 package, wherever they are: an ``import`` in a function, or one in a library that is called, as
 Arrow imports pandas.  It also waits for functions that are marked with `finished_before_forks`.
 The other threads pay nothing for this: the thread that forks looks at where they are.
+
+Locks of `new_lock` are free in the child, whatever the other threads did.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["cached_property", "finished_before_forks"]
+__all__ = ["cached_property", "finished_before_forks", "new_lock"]
 
 _SECONDS = 10.0
 """The longest step that a fork waits for.  An import that runs a whole program never ends."""
 _F = TypeVar("_F", bound=Callable[..., object])
 _marked: set[CodeType] = set()
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def finished_before_forks(function: _F) -> _F:
@@ -32,8 +36,18 @@ def finished_before_forks(function: _F) -> _F:
     return function
 
 
+def new_lock() -> threading.RLock:
+    """Return a lock that is free in a forked child, unless the thread that forks holds it.
+
+    For what the child goes on with: an object that it drops may have any lock.
+    """
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
 if TYPE_CHECKING or sys.version_info >= (3, 12):
-    from functools import cached_property
+    from functools import cached_property  # noqa: TID251 - that one has no lock
 else:
 
     class cached_property:  # noqa: N801
@@ -96,5 +110,11 @@ def _before_fork() -> None:
         time.sleep(0.001)
 
 
+def _after_fork_in_child() -> None:
+    for lock in list(_locks):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
 # Modules with other hooks import this one first, so theirs run before: they may wait for locks.
-os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -15,7 +15,6 @@ for it.  Needs ``pip install embedlog[opentelemetry]``.
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from embedlog.api import Log
 from embedlog.errors import EmbedlogError
+from embedlog.forks import new_lock
 from embedlog.metrics import GROUPS, Metric, MetricGroup
 from embedlog.producer import Producer
 from embedlog.record import Record, RecordMetadata
@@ -41,7 +41,7 @@ _SNAPSHOT_SECONDS = 1.0
 """The instruments of one collection are asked one by one; they share a snapshot."""
 _log = logging.getLogger("embedlog.opentelemetry")
 _snapshots: weakref.WeakKeyDictionary[MeterProvider, Snapshot] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 # Metrics
@@ -71,7 +71,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.logs: weakref.WeakSet[Log] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._taken_at = -_SNAPSHOT_SECONDS
         self._values: dict[tuple[str, str], list[Observation]] = {}
 

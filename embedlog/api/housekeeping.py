@@ -15,6 +15,7 @@ from embedlog.catalog import INTERNAL
 from embedlog.config import MaintenanceConfig
 from embedlog.display import public_names
 from embedlog.errors import EmbedlogError, FencedError, InvalidConfigError
+from embedlog.forks import new_lock
 from embedlog.hints import Hint, alter_topic
 from embedlog.partition import PartitionLog
 from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
@@ -91,7 +92,7 @@ class Housekeeping:
         self._root, self._config = root, config
         """The config is None if this process must not run the jobs in the background."""
         self._background: Maintenance | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._close_lock = threading.Lock()
         """Held until the log is closed, if there is a thread that waits for that."""
         self._opening: threading.Thread | None = None

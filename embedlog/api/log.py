@@ -6,7 +6,6 @@ import atexit
 import itertools
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -46,6 +45,7 @@ from embedlog.errors import (
     no_attribute,
 )
 from embedlog.files import Files
+from embedlog.forks import new_lock
 from embedlog.metrics import Metrics, Sample, nested, prometheus_text
 from embedlog.partition import (
     DURABILITIES,
@@ -184,7 +184,7 @@ class Log:
         self._client_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Producers and consumers, with their names in the metrics."""
         self._client_numbers = itertools.count(1)
-        self._clients_lock = threading.Lock()
+        self._clients_lock = new_lock()
         _open_logs.add(self)
 
     @property

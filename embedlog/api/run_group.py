@@ -35,6 +35,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import thread_names
+from embedlog.forks import new_lock
 from embedlog.groups.offsets import check_group_id
 from embedlog.record import K, Record, TopicPartition, V
 
@@ -52,7 +53,7 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 
 _log = logging.getLogger("embedlog.api")
-_start_lock = threading.Lock()
+_start_lock = new_lock()
 _runs: weakref.WeakSet[GroupRun] = weakref.WeakSet()
 
 
@@ -171,14 +172,6 @@ def _check_forkable() -> None:
             "it in a module, pass start_method='forkserver', and start the run under "
             "`if __name__ == '__main__':`.",
         )
-
-
-def _after_fork_in_child() -> None:
-    global _start_lock
-    _start_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register

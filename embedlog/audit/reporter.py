@@ -18,6 +18,7 @@ from functools import cache
 from embedlog.audit import audit_topic
 from embedlog.audit.audit_topic import SKIP, START, ClientProcess, Report
 from embedlog.errors import ClosedError
+from embedlog.forks import new_lock
 from embedlog.listeners import Client, Listener
 from embedlog.partition import PartitionLog
 from embedlog.root.root import Root
@@ -119,7 +120,7 @@ def _run(reference: weakref.ref[AuditReporter], stopped: threading.Event) -> Non
 
 
 _reporters: weakref.WeakKeyDictionary[Root, AuditReporter] = weakref.WeakKeyDictionary()
-_reporters_lock = threading.Lock()
+_reporters_lock = new_lock()
 
 
 def reporter_of(root: Root) -> AuditReporter:
@@ -196,9 +197,6 @@ _all: weakref.WeakSet[Counts] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # The parent's thread may have held it.
-    global _reporters_lock
-    _reporters_lock = threading.Lock()
     for counts in list(_all):
         counts.restart()
 

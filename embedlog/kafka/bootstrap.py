@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from embedlog.errors import EmbedlogError, InvalidConfigError
+from embedlog.forks import new_lock
 
 if TYPE_CHECKING:
     from embedlog.api import Log
@@ -144,7 +144,7 @@ class _SharedLog:
 
 
 _shared: dict[str, _SharedLog] = {}
-_lock = threading.RLock()
+_lock = new_lock()
 
 
 class LogHandle:
@@ -243,12 +243,3 @@ def _check_options(log: Log, address: LogAddress) -> None:
                 path=address.path,
                 todo="Use the same options in all addresses of a process.",
             )
-
-
-def _after_fork_in_child() -> None:
-    # Another thread may have held it when the process forked.
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

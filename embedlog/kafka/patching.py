@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any, Self
 
 from embedlog.errors import InvalidConfigError
+from embedlog.forks import new_lock
 from embedlog.kafka import bootstrap
 from embedlog.kafka.client_type import rebased
 from embedlog.kafka.library import is_installed, load
@@ -27,7 +27,7 @@ _patches: list[Patch] = []
 """Those in force; the last one with an address decides where clients go."""
 _replaced = ExitStack()
 """Takes back what was replaced, once none is in force."""
-_lock = threading.RLock()
+_lock = new_lock()
 
 
 class Patch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import tomllib
 import uuid
 import weakref
@@ -44,6 +43,7 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.files.paths import FORMAT_FILE, is_there
 from embedlog.files.reserve import RESERVE_FILE, Reserve, is_reserve
+from embedlog.forks import new_lock
 from embedlog.groups import offsets
 from embedlog.hints import ADD_REPLICA, Hint
 from embedlog.keyspace import FORMAT_VERSION
@@ -120,7 +120,7 @@ class Root:
         """Grows with each fork, after which no object taken from this root is valid."""
         self.startup_report: list[str] = []
         """What the startup found and repaired, in words; empty after a clean close."""
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._context: Context | None = None
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
         self._id = ""
@@ -562,7 +562,6 @@ class Root:
 
     def after_fork(self) -> None:
         """In a forked child: drop the parent's objects; the next call attaches again."""
-        self._lock = threading.RLock()
         self.generation += 1
         self._context = None
         self._partitions = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -13,6 +12,7 @@ import embedlog
 from embedlog import errors
 from embedlog.api import Log
 from embedlog.files.paths import FORMAT_FILE, is_there
+from embedlog.forks import new_lock
 
 _logger = logging.getLogger("embedlog.spark")
 
@@ -29,7 +29,7 @@ class LogCache:
 
     def __init__(self, max_idle: int = MAX_IDLE) -> None:
         self._max_idle = max_idle
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._logs: dict[str, Log] = {}
         """The log to use for each path, the one used last at the end."""
         self._users: dict[Log, int] = {}

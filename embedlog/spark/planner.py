@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from embedlog import errors
 from embedlog.errors import EmbedlogError, SparkSetupError
+from embedlog.forks import new_lock
 from embedlog.spark.query_planner import QueryPlanner
 from embedlog.version import __version__
 
@@ -86,7 +87,7 @@ class RequestServer:
 
     def __init__(self, planner: QueryPlanner, requests: BinaryIO, answers: BinaryIO) -> None:
         self._planner, self._requests, self._answers = planner, requests, answers
-        self._write_lock = threading.Lock()
+        self._write_lock = new_lock()
         self._batches = ThreadPoolExecutor(MAX_BATCH_THREADS, "planner")
         self._streams: dict[int, ThreadPoolExecutor] = {}
         """A thread for each open stream, by its number."""

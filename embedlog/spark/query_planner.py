@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import EmbedlogError, IllegalStateError, InvalidConfigError
+from embedlog.forks import new_lock
 from embedlog.partition.leases import release_all
 from embedlog.record import TopicPartition
 from embedlog.spark import options as spark_options
@@ -59,7 +59,7 @@ class QueryPlanner(TopicTables):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._sink_options: dict[tuple[tuple[str, str], ...], SinkOptions] = {}
         self._session = str(uuid.uuid4())
         self._streams: dict[int, MicroBatchStream] = {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +26,7 @@ from embedlog import kv
 from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import EmbedlogError, FencedError
+from embedlog.forks import cached_property
 from embedlog.partition import PartitionLog, unnamed_files
 from embedlog.partition.log_start import move_log_start
 from embedlog.record import TopicPartition

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from support import forks
-from support.patience import patient
 
 import embedlog
+from support import forks
+from support.patience import patient
 
 PATIENCE = 10.0
 """Seconds until a child counts as hung, on an idle machine."""

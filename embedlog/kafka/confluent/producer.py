@@ -21,6 +21,7 @@ from embedlog.errors import (
     TimeoutError,  # noqa: A004 - it is one
     UnknownTopicOrPartitionError,
 )
+from embedlog.forks import new_lock
 from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.kafka_errors import (
     KafkaException,
@@ -101,7 +102,7 @@ class Producer(LogClient):
             raise exception("_INVALID_ARG", text)
         self._partitioner = name
         self._pending: deque[_Report] = deque()
-        self._serving = threading.Lock()
+        self._serving = new_lock()
         self._statistics = Statistics(settings, "producer")
         self._closing = threading.Event()
         self._random = Random()
