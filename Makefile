@@ -11,7 +11,7 @@ EXTRAS = avro confluent-kafka demo kafka kafka-python opentelemetry polars spark
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests check lint wheel jar spark-versions engines bench demo docs docs-tables option-types clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -93,6 +93,10 @@ engines: .venv/engines .venv/torch
 	mv $@.partial $@
 
 # The rows of both databases in docs/format.md, from embedlog/keyspace.py.
+# Once for each release: what later ones must read.
+keep-roots: .venv/.dev
+	PYTHONPATH=tests .venv/bin/python tests/support/released_roots.py
+
 docs-tables: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/format_tables.py
 

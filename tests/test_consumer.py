@@ -678,6 +678,8 @@ def test_only_the_requested_columns_are_returned(root):
     assert offset.to_pylist() == [{"offset": 0}]
     with pytest.raises(ValueError, match="no column 'x'"):
         earliest_consumer(root).iter_batches(columns=["x"])
+    with pytest.raises(ValueError, match="A column is named twice: key, key"):
+        earliest_consumer(root).iter_batches(columns=["key", "key"])
 
 
 def test_many_batches_give_every_offset_once(root):

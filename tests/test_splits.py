@@ -278,6 +278,8 @@ def test_what_cannot_be_planned_is_refused(log, tmp_path):
         topic.splits(0)
     with pytest.raises(TypeError, match="columns must be a list of names, got 'number'"):
         topic.splits(1, "number")
+    with pytest.raises(ValueError, match="A column is named twice: number, number"):
+        topic.splits(1, ["number", "number"])
     with pytest.raises(KeyError, match="There is no column 'none'"):
         topic.splits(1, ["none"])
     with pytest.raises(UnsupportedFormatError, match=r"do not decode Avro.*raw=True"):

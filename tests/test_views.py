@@ -101,6 +101,14 @@ def test_a_name_is_not_a_list_of_columns(topic):
         topic.to_pandas("key")
 
 
+def test_a_column_is_named_once(topic):
+    """Not by an error of Arrow, which names no column."""
+    names = ["key", "offset", "key"]
+    for read in (topic.to_arrow, topic.to_pandas, topic.to_polars, topic.batches):
+        with pytest.raises(ValueError, match="A column is named twice: key, offset, key"):
+            list(read(names))
+
+
 def test_a_start_and_a_pair_exclude_each_other(topic):
     """And what is no time is refused with an example of one."""
     with pytest.raises(ValueError, match="since or between, not both"):

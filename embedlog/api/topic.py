@@ -17,6 +17,7 @@ from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
 from embedlog.config import LONG_MAX
+from embedlog.consumer.arguments import check_column_names
 from embedlog.consumer.deserialize import (
     NO_HEADERS,
     RAW,
@@ -79,12 +80,6 @@ class FrameOptions(RowOptions, total=False):
 
     raw: bool
     """Keys and values as bytes, whatever the serializers of the topic."""
-
-
-def check_columns(columns: Sequence[str] | None) -> None:
-    """Raise `TypeError` for a single name, of which each letter would be a column."""
-    if isinstance(columns, str):
-        raise TypeError(f"columns must be a list of names, got {columns!r}")
 
 
 class TopicView(Generic[K, V]):
@@ -344,7 +339,7 @@ class TopicView(Generic[K, V]):
         Needs the memory of a few batches, whatever the size of the topic.  ``where``, ``since``
         and ``between`` are those of `to_arrow`.
         """
-        check_columns(columns)
+        check_column_names(columns)
         condition = self._condition(where)
         view = self._limited(since, between)._pruned(condition)
         schema = self.schema(columns)
@@ -425,7 +420,7 @@ class TopicView(Generic[K, V]):
             KeyError: There is no such column.
             RecordDeserializationError: A record is not what the topic's serializers write.
         """
-        check_columns(columns)
+        check_column_names(columns)
         view = self._limited(since, between)
         if where is not None:
             from embedlog.schemas.row_filter import row_filter
@@ -555,7 +550,7 @@ class TopicView(Generic[K, V]):
             OffsetOutOfRangeError: Records of a view were deleted.
             UnsupportedFormatError: Keys or values are Avro, which needs the log's registry.
         """
-        check_columns(columns)
+        check_column_names(columns)
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         from embedlog.api.split_plan import plan_splits

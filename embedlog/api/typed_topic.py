@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.topic import Between, Topic, TopicView, check_columns
+from embedlog.api.topic import Between, Topic, TopicView
 from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
 from embedlog.batch.tables import in_groups
+from embedlog.consumer.arguments import check_column_names
 from embedlog.consumer.deserialize import Deserializers
 from embedlog.display import cut, html_table, moment, short
 from embedlog.errors import (
@@ -148,7 +149,7 @@ class TypedTopicView(TopicView[Any, Any]):
             InvalidConfigError: With ``raw``.
             InvalidQueryError: The condition is wrong.
         """
-        check_columns(columns)
+        check_column_names(columns)
         if raw:
             raise no_bytes(self.name)
         view, condition = self._limited(since, between), self._condition(where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from embedlog.catalog import check_topic_name
 from embedlog.errors import (
@@ -91,6 +91,14 @@ def to_topic_partition(value: object) -> TopicPartition:
         f"partition must be a TopicPartition, got {value!r}",
         todo='Pass TopicPartition(topic, number), such as TopicPartition("flights", 0).',
     )
+
+
+def check_column_names(columns: Sequence[str] | None) -> None:
+    """Raise for one name, of which each letter would be a column, and for one that comes twice."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, got {columns!r}")
+    if columns is not None and len(set(columns)) < len(columns):
+        raise ValueError(f"A column is named twice: {', '.join(columns)}")
 
 
 def check_max_records(max_records: int | None) -> int | None:

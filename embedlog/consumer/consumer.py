@@ -17,6 +17,7 @@ from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig, describe_network_settings
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
+    check_column_names,
     check_max_records,
     check_topics,
     explicitly_enabled,
@@ -599,6 +600,7 @@ class Consumer(Generic[K_co, V_co]):
             return self._iter_batches(self._query(columns, where), self._ends(until))
 
     def _query(self, columns: Sequence[str] | None, where: Where | None) -> ColumnQuery:
+        check_column_names(columns)
         names = None if columns is None else tuple(columns)
         catalog = self._root.context.catalog
         if names is not None and not any(info.schema_version for info in catalog.topics().values()):
