@@ -211,8 +211,8 @@ def add(paths, path):
     embedlog.open(paths, maintenance=False).replicas.add(path)
 
 
-def check_killed(work, path):
-    """Kill a process before the first write of `state` that reaches a directory."""
+def kill_before(path):
+    """Kill this process before the next write of `state` that reaches a directory."""
     commit_all = kv._commit_all
 
     def killed(stores, txns):
@@ -223,8 +223,14 @@ def check_killed(work, path):
                 os.kill(os.getpid(), signal.SIGKILL)
         return commit_all(stores, txns)
 
+    kv._commit_all = killed
+
+
+def check_killed(work, path):
+    """Let a process do something, and kill it as `kill_before`."""
+
     def patched():
-        kv._commit_all = killed
+        kill_before(path)
         work()
 
     assert forks.Child(patched).end().killed
@@ -845,6 +851,33 @@ def test_a_compacted_segment_is_in_a_copy_that_joined_while_it_was_written(
 
     assert joined == [follower]
     check_equal(directories, log, "t")
+
+
+def test_files_that_only_a_directory_behind_names_are_removed(directories, monkeypatch):
+    """Killed when the rows of replaced files were deleted; a power cut took those of `live`."""
+    with directories.open() as log:
+        settings = {"cleanup.policy": "compact", "segment.bytes": 2000}
+        log.create_topic("t", config=settings)
+        with log.producer() as producer:
+            for number in range(100):
+                producer.send("t", b"%d" % number, key=b"%d" % (number % 5)).result()
+        kept = log.topic("t").to_arrow()["value"].to_pylist()[-5:]
+    forget = unnamed_files.forget
+
+    def forget_in_two(*arguments):
+        kill_before(directories.path(3))
+        forget(*arguments)
+
+    def compact():
+        unnamed_files.forget = forget_in_two
+        directories.open().housekeeping.compact("t", force=True)
+
+    assert forks.was_killed(compact)
+    monkeypatch.setattr(Files, "boot_id", lambda _: "another")
+    with directories.open() as log:
+        assert any("the manifest does not name it" in line for line in log.root.startup_report)
+        assert log.housekeeping.verify() == []
+        assert values(log, "t")[-5:] == kept
 
 
 def test_a_copy_that_joins_has_no_files_that_are_removed_at_that_moment(directories, log):

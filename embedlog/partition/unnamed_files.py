@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
+from embedlog.files import Files
 from embedlog.keyspace import PENDING_DELETES, SEGMENTS, UNCOMMITTED_FILES
 from embedlog.partition import leases
 from embedlog.partition.state import Context
@@ -106,11 +107,18 @@ def schedule_delete(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, due_ms: i
 
 
 def pending_paths(live: kv.Store) -> set[str]:
-    """Return the pending_paths of the files to unlink, which are no strays.
+    """Return the paths of the files to unlink.
 
     If a process died in the middle, the manifest still names some of them.
     """
     return {row.path for row in live.read(_pending)}
+
+
+def not_pending(files: Files, live: kv.Store, paths: Sequence[str]) -> list[str]:
+    """Return those of the files that the manifest does not name which are not to be deleted."""
+    # Read after the manifest, since a name is dropped later than its row is written.
+    pending = pending_paths(live) if paths else ()
+    return [path for path in paths if path not in pending and files.exists(path)]
 
 
 def _pending(txn: kv.Txn, *prefix: bytes) -> list[PendingDelete]:

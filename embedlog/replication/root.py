@@ -270,6 +270,10 @@ class ReplicatedRoot(Root):
                 if self._is_first:
                     # Which a copy of a directory from before does not have.
                     self.controller.change(lambda _txn, _image: True)
+                if self._is_unclean:
+                    # Not before: a directory that was behind names files that are replaced.
+                    for directory in self.controller.online:
+                        self.startup_report += _sweep(directory)
                 self._is_new_live = not self.controller.live.get(_LIVE_VERSION_KEY)
                 self._update_directories(paths)
             undo.pop_all()
@@ -284,6 +288,8 @@ class ReplicatedRoot(Root):
     """Directories that exist, and could not be opened when the log was."""
     _is_first = False
     """Whether no other process had the log open."""
+    _is_unclean = False
+    """Whether the last ones that had it open were killed."""
     _is_new_live = False
     """Whether this process found `live` of an earlier boot, so that the copies may differ."""
 
@@ -372,12 +378,7 @@ class ReplicatedRoot(Root):
                 self.startup_report += [
                     f"{directory.path}: {line}" for line in (report or ([],))[0]
                 ]
-            if self._is_first and any(report and report[1] for report in reports):
-                try:
-                    roots = [directory.files for directory in directories.values()]
-                    self.startup_report += startup.sweep_all(roots)
-                except DATABASE_ERRORS as error:  # of a directory that is found to be broken later
-                    _logger.warning("What killed processes left is not removed yet: %s", error)
+            self._is_unclean = self._is_first and any(report and report[1] for report in reports)
         images = {
             each: directory.state.read(MetadataImage.load)
             for each, directory in directories.items()
@@ -734,7 +735,8 @@ def bring_back(
         return False
     controller.elect()  # partitions of which it has the only copy
     root.write_members()
-    _sweep(root, directory)
+    _sweep(directory)
+    _remove_copies(root, directory)
     level = logging.INFO if info.reason == JUST_ADDED else logging.WARNING
     _logger.log(level, "Directory %s is online", path)
     return True
@@ -832,12 +834,22 @@ def _is_new(root: ReplicatedRoot, directory: LogDirectory) -> bool:
     return True
 
 
-def _sweep(root: ReplicatedRoot, directory: LogDirectory) -> None:
-    """Remove the files of what was deleted, replaced or moved while the directory was offline."""
+def _sweep(directory: LogDirectory) -> list[str]:
+    """Remove the files of what was deleted or replaced meanwhile; return what was removed."""
+    files, removed = directory.files, list[str]()
+    try:
+        paths = startup.strays(files, directory.state)
+        for path in unnamed_files.not_pending(files, directory.live, paths):
+            startup.remove_stray(files, path)
+            removed.append(f"{files.root}: removed {path}: the manifest does not name it")
+    except DATABASE_ERRORS as error:  # of a directory that is found to be broken later
+        _logger.warning("What killed processes left is not removed yet: %s", error)
+    return removed
+
+
+def _remove_copies(root: ReplicatedRoot, directory: LogDirectory) -> None:
+    """Remove the copies that were moved to other directories while this one was offline."""
     with suppress(StorageError):
-        pending = unnamed_files.pending_paths(directory.live)
-        for path in startup.strays(directory.files, directory.state, pending):
-            startup.remove_stray(directory.files, path)
         for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
             for partition in range(topic.partitions):
                 key = topic.key(partition)

@@ -6,7 +6,7 @@ Runs while no other process is attached, so it may replace a database.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
 from operator import itemgetter
@@ -519,25 +519,6 @@ def _sweep(files: Files) -> list[str]:
     return [f"removed {path}: the manifest does not name it" for path in paths]
 
 
-def sweep_all(roots: Sequence[Files]) -> list[str]:
-    """Remove the files that none of several directories of a log names; see `prepare`.
-
-    A killed process may have left some databases one write behind the others.  Files that one of
-    them names stay, also uncommitted ones: what is left of those is removed by the last close.
-    """
-    names: list[tuple[set[str], set[str], set[str]]] = []
-    for files in roots:
-        with closing(kv.LmdbStore(files, "state", durable=True, timeout=10)) as store:
-            names.append(store.read(_named))
-    topics, named, deleted = (set[str]().union(*each) for each in zip(*names, strict=True))
-    done = []
-    for files in roots:
-        for path in _unnamed(_present(files), (topics, named, deleted)):
-            remove_stray(files, path)
-            done.append(f"{files.root}: removed {path}: no manifest names it")
-    return done
-
-
 def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
     """Remove the uncommitted files of all partitions; no process may be attached.
 
@@ -561,16 +542,15 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
         state.write(keyspace.UNCOMMITTED_FILES.delete_all)
 
 
-def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list[str]:
+def strays(files: Files, state: kv.Store) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
-    Without uncommitted files and the ``pending`` deletes.  Files with other names do not
-    belong to the log and are ignored.
+    Without uncommitted files; `unnamed_files.not_pending` leaves out those that are to be
+    deleted.  Files with other names do not belong to the log and are ignored.
     """
     # Files before names: a file that is created meanwhile is named already.
     present = _present(files)
-    topics, named, deleted = state.read(_named)
-    return _unnamed(present, (topics, named.union(pending), deleted))
+    return _unnamed(present, state.read(_named))
 
 
 def _present(files: Files) -> dict[str, list[str]]:

@@ -283,11 +283,8 @@ def gaps(segment: SegmentInfo, batch: Batch, expected: int) -> list[str]:
 
 def stray_files(context: Context) -> list[str]:
     """Return the files that nothing names, without the pending deletes."""
-    # Read twice: files may be unlinked, or become pending deletes, in between.
-    pending = unnamed_files.pending_paths(context.live)
-    paths = startup.strays(context.files, context.state, pending)
-    pending = unnamed_files.pending_paths(context.live) if paths else set()
-    return [path for path in paths if path not in pending and context.files.exists(path)]
+    paths = startup.strays(context.files, context.state)
+    return unnamed_files.not_pending(context.files, context.live, paths)
 
 
 def rebuild_index(root: Root, topic: str | None = None) -> int:
