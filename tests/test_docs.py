@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -133,15 +134,18 @@ def test_every_command_is_in_the_reference():
 
 
 def test_the_examples_in_the_help_are_valid_commands():
-    """Those of the reference, and of the guide: with commands, options and values that exist."""
-    guide = (DOCS / "guide.md").read_text(encoding="utf-8")
-    text = "\n".join([generator().command_line_page(), *SHELL.findall(guide)])
-    examples = re.findall(r"^ *(embedlog [^#\n|>$]+)", text, re.MULTILINE)
+    """Those of the reference, and of all pages: with commands, options and values that exist."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    text = "\n".join([generator().command_line_page(), *SHELL.findall(pages)])
+    examples = re.findall(r"^ *(embedlog [^\n$]+)", text, re.MULTILINE)
     commands = {name for name, _ in generator().commands()}
 
     assert len(examples) > 30
     for example in examples:
-        words = shlex.split(example)[1:]
+        command = takewhile(
+            lambda word: word not in {"|", ">"}, shlex.split(example, comments=True)
+        )
+        words = list(command)[1:]
         args = parser().parse_args(words)
         assert args.parser.prog in commands, example
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.children import run_python
 
+import embedlog
+
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
@@ -18,14 +20,16 @@ MARK = "=== the next block ==="
 FORKS = "ignore:This process:DeprecationWarning"
 """Newer Pythons warn about a fork in a process with threads; `run_group` forks by default."""
 
-WITH_SHELL = ["../README.md", "index.md", "tutorial.md", "values.md", "avro.md"]
-"""Pages of which the shell blocks are run, too."""
+WITH_SHELL = [
+    *("../README.md", "index.md", "tutorial.md", "values.md", "avro.md", "guide.md", "mirrors.md"),
+]
+"""Pages of which the shell blocks are run, too; see `that_ends`."""
 
 PYTHON_ONLY = [
-    *("guide.md", "typed-topics.md typed-topics-doors.md", "audit.md", "mirrors.md"),
-    *("replicas.md", "troubleshooting.md", "kafka-clients.md"),
+    *("typed-topics.md typed-topics-doors.md", "audit.md", "replicas.md", "troubleshooting.md"),
+    "kafka-clients.md",
 ]
-"""Pages whose shell blocks wait for ever, or name directories of the reader.
+"""Pages whose shell blocks are alternatives; tests/test_docs.py looks at their commands.
 
 Two pages in one text are one session.
 """
@@ -39,8 +43,15 @@ def blocks_of(page: str) -> list[tuple[str, str, str]]:
         for name in page.split()
         for block in BLOCK.findall((DOCS / name).read_text(encoding="utf-8"))
         # tests/spark runs those of Spark.
-        if block[0] in kinds and "embedlog.spark" not in block[1]
+        if block[0] in kinds and not re.search(r"embedlog\.spark|kafka://", block[1])
     ]
+
+
+def that_ends(code: str) -> str:
+    """Return a shell block without what waits for ever, and with roots below the directory."""
+    for endless in (" --follow", " --watch 5", " -f", " | jq .value"):
+        code = code.replace(endless, "")
+    return "set -e\n" + re.sub(r"(?<![\w.])/([\w-]+/log)", r"machines/\1", code)
 
 
 def script(blocks: list[tuple[str, str, str]]) -> str:
@@ -48,21 +59,31 @@ def script(blocks: list[tuple[str, str, str]]) -> str:
     statements = ["import subprocess as shell"]
     for kind, code, _ in blocks:
         if kind == "sh":
-            options = "shell=True, check=True, text=True, stdout=shell.PIPE"
-            code = f"print(shell.run({code!r}, {options}).stdout, end='')"
+            options = "shell=True, executable='bash', check=True, text=True, stdout=shell.PIPE"
+            code = f"print(shell.run({that_ends(code)!r}, {options}).stdout, end='')"
         statements += [code, f"print({MARK!r}, flush=True)"]
     return "\n".join(statements)
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Mapping[str, str]:
-    """An environment in which the command `embedlog` is that of the tests."""
+    """An environment in which the command `embedlog` is that of the tests, and some logs."""
     commands = tmp_path / "bin"
     commands.mkdir()
     command = commands / "embedlog"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m embedlog "$@"\n')
     command.chmod(0o755)
-    return {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    for site in ("data", "site-a", "site-b"):
+        with embedlog.open(tmp_path / "machines" / site / "log", maintenance=False) as log:
+            log.create_topic("orders")
+            log.create_topic("clicks")
+            with log.producer() as producer:
+                producer.send_batch("orders", [site.encode()] * 3)
+            options = {"group_id": "billing", "auto_offset_reset": "earliest"}
+            with log.consumer("orders", **options) as consumer:
+                consumer.poll(1.0)
+    path = f"{commands}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "EMBEDLOG_ROOT": "data/log"}
 
 
 def printed_by(
