@@ -810,10 +810,11 @@ class _Faults:
         self._break(kinds[0], first)
         self._pass(0.3)
         self._break(kinds[1], second)
-        is_stopped = kinds[0] != "restored" and self._case.directories == 3
-        if is_stopped and kinds[1] in ("dies", "read-only", "full", "deleted"):
-            # What was only unmounted or renamed takes what is written to open files, and a disk
-            # from which an old copy is made works until that takes its place.
+        # The others are seen in the path alone, and open files take what is written until a
+        # housekeeper looks there: he may be dead, and cannot start on one directory of three.
+        stopping = ("dies", "read-only", "full", "deleted")
+        is_stopped = kinds[0] in ("fails", *stopping) and kinds[1] in stopping
+        if is_stopped and self._case.directories == 3:
             self._wait(self._refused_since(time.monotonic_ns()), f"refusals, {kinds}")
         self._pass(self._dice.uniform(0.0, 0.5))
         self._done["both"] += 1
