@@ -98,6 +98,9 @@ class Files:
     maps_segments = True
     """Whether sealed segments may be mapped; never on a remote file system."""
 
+    preallocates = True
+    """Whether segments are extended ahead of the log end."""
+
     # The subclass in the tests replaces this, to write less than it was asked to.
     _pwritev = staticmethod(os.pwritev)
 
@@ -340,8 +343,10 @@ class Files:
         Raises:
             DurabilityError: They may be lost, and a retry would only hide it.
         """
-        with self._errors("sync", fd, DurabilityError):
+        try:
             os.fdatasync(fd)
+        except OSError as error:
+            raise self._failed(error, "sync", fd, DurabilityError) from error
 
     def complete(self, fd: int, position: int) -> None:
         """Make every copy of the file exactly this long and flush it; here there is only one.

@@ -46,6 +46,21 @@ def is_overdue(log: PartitionLog) -> bool:
     return tail.durable_offset < tail.log_end_offset and not tail.failed and is_due(log, tail)
 
 
+def is_alone(log: PartitionLog, tail: Tail) -> bool:
+    """Whether an append is best flushed under the partition's lock, and published once.
+
+    Not if others wait for the lock, or for a flush: then all of them share the next one.  Nor if
+    more than the active segment is to be flushed.
+    """
+    return (
+        not log.waited
+        and not log.flush_lock.locked()
+        and log.context.files.preallocates
+        and log.named_segment_id == tail.segment_id
+        and tail.durable_offset >= tail.base_offset
+    )
+
+
 # Many partitions at once
 
 

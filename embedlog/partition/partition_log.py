@@ -144,6 +144,8 @@ class PartitionLog:
         self.flush_lock = threading.Lock()
         self._lock_path = topic.lock_path(partition)
         self._lock_fd: int | None = None
+        self.waited = False
+        """Whether the holder of the lock had to wait for it."""
         self._owned = Owned(self, None)
 
         # A snapshot of the manifest and the settings, replaced as a whole when the
@@ -172,6 +174,8 @@ class PartitionLog:
         """The last snapshot for which the journal had no unfinished publication."""
         self.named_segment_id: int | None = None
         """The newest segment whose directory entry this handle has flushed."""
+        self.preallocated = 0
+        """How many bytes the active segment had behind the log end, when `file_at` looked."""
         self.dirty = False
         """Whether this handle appended something since its last flush."""
 
@@ -200,7 +204,8 @@ class PartitionLog:
         context = self.context
         if timeout is None:
             timeout = context.lock_timeout
-        if not self.thread_lock.acquire(False) and not self.thread_lock.acquire(timeout=timeout):
+        waited = not self.thread_lock.acquire(False)
+        if waited and not self.thread_lock.acquire(timeout=timeout):
             raise LockTimeoutError("Another thread holds the partition", path=self._lock_path)
         try:
             if self._lock_fd is None:
@@ -208,7 +213,9 @@ class PartitionLog:
                     raise ClosedError("The log was closed", path=context.root)
                 self._lock_fd = context.files.open(self._lock_path, write=True, create=True)
                 context.open_files.opened(self)
+            self.waited = waited
             if context.files.lock(self._lock_fd, timeout):
+                self.waited = True
                 _logger.debug("%s-%d: waited for the lock of a process", self.topic, self.partition)
             log_lock = context.log_lock
             if context.state.is_current(log_lock.free_version) or escalated or log_lock.is_free():
@@ -459,7 +466,8 @@ class PartitionLog:
     def file_at(self, tail: Tail) -> SegmentFile:
         """Return the active segment's file to append to, under the lock.
 
-        What a killed writer left behind the tail is truncated.
+        What a killed writer left behind the tail is truncated.  It begins at the tail and with a
+        marker, since bytes are written in order; preallocated space is zeros.
 
         Raises:
             DurabilityError: A flush failed before.
@@ -477,17 +485,19 @@ class PartitionLog:
         if (now := monotonic()) >= self._check_linked_at:
             file.check_linked()
             self._check_linked_at = now + LINK_CHECK_SECONDS
-        size = file.size()
-        if size > tail.log_end_position:
-            self.cut(file, tail.log_end_position)
-        elif size < tail.log_end_position:
+        size, end = file.size(), tail.log_end_position
+        if size > end and not (self.context.files.preallocates and file.is_blank(end)):
+            self.cut(file, end)
+            size = end
+        elif size < end:
             raise CorruptionError(
-                f"The file ends at byte {size}, {tail.log_end_position} were written",
+                f"The file ends at byte {size}, {end} were written",
                 **self.where,
                 path=file.path,
                 position=size,
                 todo=REPAIR,
             )
+        self.preallocated = size - end
         return file
 
     def open_active(self, segment_id: int) -> SegmentFile | None:
@@ -619,12 +629,20 @@ class PartitionLog:
         position: int,
         log_end_offset: int,
         publish: kv.Step[T],
+        synced: bool = False,
     ) -> T:
-        """Write bytes that end at an offset, and publish them; after a failure truncate them."""
+        """Write bytes that end at an offset, and publish them; after a failure truncate them.
+
+        With ``synced`` they are flushed in between; if that fails, they stay until the repair.
+        """
         try:
             file.write(buffers, position)
+            if synced:
+                self.sync(file)
             return self.context.live.write(publish)
-        except BaseException:
+        except BaseException as error:
+            if synced and isinstance(error, DurabilityError):
+                raise
             # A dead disk may refuse even this: then the next writer truncates it.
             with suppress(EmbedlogError):
                 # An interrupt can come after the commit: what is published stays.
