@@ -66,7 +66,7 @@ def append(
             file, receipt = log.file_at(tail), None
             if synced and log.preallocated < encoded[0].size:
                 preallocation.extend(log, file, tail, encoded)
-            if len(encoded) == 1 and (not synced or flush.is_alone(log, tail)):
+            if len(encoded) == 1 and (not synced or flush.is_alone(log, tail, encoded[0])):
                 batch = encoded[0]
                 # Kafka may count 16 bytes more for a record than it takes here (`batch.limits`).
                 if batch.size + 16 * batch.count <= log.rules.fast_max_bytes:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
+from embedlog.batch import EncodedBatch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.config import LONG_MAX
 from embedlog.errors import (
@@ -46,16 +47,16 @@ def is_overdue(log: PartitionLog) -> bool:
     return tail.durable_offset < tail.log_end_offset and not tail.failed and is_due(log, tail)
 
 
-def is_alone(log: PartitionLog, tail: Tail) -> bool:
+def is_alone(log: PartitionLog, tail: Tail, batch: EncodedBatch) -> bool:
     """Whether an append is best flushed under the partition's lock, and published once.
 
-    Not if others wait for the lock, or for a flush: then all of them share the next one.  Nor if
-    more than the active segment is to be flushed.
+    Not if others append, or wait: then all share flushes, and hold the lock for as short as
+    possible.  Nor if more than the active segment is to be flushed.
     """
+    end = tail.log_end_offset
     return (
-        not log.waited
-        and not log.flush_lock.locked()
-        and log.context.files.preallocates
+        log.context.files.preallocates
+        and log.is_undisputed(end, end + batch.count)
         and log.named_segment_id == tail.segment_id
         and tail.durable_offset >= tail.base_offset
     )

@@ -57,6 +57,8 @@ from embedlog.segment import SegmentFile, path_of
 _logger = logging.getLogger("embedlog.partition")
 T = TypeVar("T")
 
+UNDISPUTED = 8
+"""After so many appends of one thread, with none of others in between, it is alone."""
 ONLY_DIRECTORY = 1
 """The id of the directory of a log in one directory, which it keeps if it gets others."""
 
@@ -144,8 +146,9 @@ class PartitionLog:
         self.flush_lock = threading.Lock()
         self._lock_path = topic.lock_path(partition)
         self._lock_fd: int | None = None
-        self.waited = False
-        """Whether the holder of the lock had to wait for it."""
+        self._appender = 0, -1, 0
+        """The thread that made the last append with a flush, where that ended, and how many it
+        made in succession before."""
         self._owned = Owned(self, None)
 
         # A snapshot of the manifest and the settings, replaced as a whole when the
@@ -204,8 +207,7 @@ class PartitionLog:
         context = self.context
         if timeout is None:
             timeout = context.lock_timeout
-        waited = not self.thread_lock.acquire(False)
-        if waited and not self.thread_lock.acquire(timeout=timeout):
+        if not self.thread_lock.acquire(False) and not self.thread_lock.acquire(timeout=timeout):
             raise LockTimeoutError("Another thread holds the partition", path=self._lock_path)
         try:
             if self._lock_fd is None:
@@ -213,9 +215,7 @@ class PartitionLog:
                     raise ClosedError("The log was closed", path=context.root)
                 self._lock_fd = context.files.open(self._lock_path, write=True, create=True)
                 context.open_files.opened(self)
-            self.waited = waited
             if context.files.lock(self._lock_fd, timeout):
-                self.waited = True
                 _logger.debug("%s-%d: waited for the lock of a process", self.topic, self.partition)
             log_lock = context.log_lock
             if context.state.is_current(log_lock.free_version) or escalated or log_lock.is_free():
@@ -689,6 +689,16 @@ class PartitionLog:
     def note_names_synced(self, segment_id: int) -> None:
         """Note that the directory entries of segments up to this one are on the disk."""
         self.named_segment_id = segment_id
+
+    def is_undisputed(self, end: int, next_end: int) -> bool:
+        """Whether this thread has been the only one to append for a while, and nobody waits.
+
+        For an append with a flush from ``end`` to ``next_end``, under the lock.
+        """
+        (thread, last_end, count), this = self._appender, threading.get_ident()
+        count = count + 1 if (thread, last_end) == (this, end) else 0
+        self._appender, fd = (this, next_end, count), self._lock_fd
+        return count >= UNDISPUTED and fd is not None and not self.context.files.is_awaited(fd)
 
     def mark_dirty(self, dirty: bool = True) -> None:
         """Note that a flush is needed; or that one begins, which covers what was appended."""

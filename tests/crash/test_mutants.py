@@ -17,6 +17,7 @@ from test_damaged_databases import STATE, damage_databases
 from test_damaged_segments import mutate_in_memory, mutate_on_disk
 
 from embedlog.errors import DurabilityError
+from embedlog.partition import partition_log
 
 
 def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
@@ -29,6 +30,7 @@ def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
 
     root = open_root(tmp_path / "root", files=files)
     # One batch is flushed and published under the lock, several are published twice.
+    partition_log.UNDISPUTED = 1
     for topic, batches in (("t", 1), ("u", 2)):
         log = make_log(root, topic=topic)
         log.append([encoded(b"good")], durability="fsync")
