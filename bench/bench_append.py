@@ -17,14 +17,14 @@ def bench_append(benchmark, note, log, single, thousand, records, durability):
     floor = {
         ("os", 1): "bench_append_by_hand",
         ("os", 1000): f"bench_pwrite[bytes={126_488}]",
-        ("fsync", 1): "bench_fdatasync[bytes=808]",
+        ("fsync", 1): "bench_fdatasync_in_place[zeros]",
         ("fsync", 1000): f"bench_fdatasync[bytes={126_488}]",
     }[durability, records]
     note(records=records, bytes=batches[0].size, floor=floor)
     if durability == "os":
         benchmark(part.append, batches)
     else:
-        benchmark.pedantic(part.append, (batches,), {"durability": "fsync"}, rounds=300)
+        benchmark.pedantic(part.append, (batches,), {"durability": "fsync"}, rounds=1000)
     assert part.end_offset() % records == 0
     assert part.end_offset() > records
 

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import sqlite3
+from contextlib import closing
 
 import lmdb
 import numpy as np
@@ -53,6 +55,41 @@ def bench_fdatasync(benchmark, note, fd, size):
     note(bytes=size)
     benchmark.pedantic(write, rounds=300, warmup_rounds=5)
     assert os.fstat(fd).st_size == end[0]
+
+
+@pytest.mark.parametrize("how", ["zeros", "fallocate"])
+def bench_fdatasync_in_place(benchmark, note, fd, how):
+    """Overwrite space that was written with zeros before, or only allocated, and flush it.
+
+    What is only allocated is recorded as written in the file system's journal.
+    """
+    data, end = bytes(808), [0]
+    if how == "zeros":
+        os.pwrite(fd, bytes(1 << 20), 0)
+    else:
+        os.posix_fallocate(fd, 0, 1 << 20)
+    os.fdatasync(fd)
+
+    def write():
+        os.pwrite(fd, data, end[0])
+        os.fdatasync(fd)
+        end[0] += len(data)
+
+    note(bytes=len(data))
+    benchmark.pedantic(write, rounds=1000, warmup_rounds=20)
+    assert end[0] < os.fstat(fd).st_size == 1 << 20
+
+
+def bench_sqlite_commit(benchmark, tmp_path):
+    """One row, in a transaction that survives a power cut."""
+    with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as db:
+        db.execute("pragma journal_mode = wal")
+        db.execute("pragma synchronous = full")
+        db.execute("create table t (offset integer primary key, key blob, value blob)")
+        row = b"k%09d" % 7, b"v" * 100
+        insert = "insert into t (key, value) values (?, ?)"
+        benchmark.pedantic(db.execute, (insert, row), rounds=1000, warmup_rounds=20)
+        assert db.execute("select count(*) from t").fetchone() == (1020,)
 
 
 def bench_pread(benchmark, note, fd):

@@ -26,6 +26,8 @@ from embedlog.lazy import pa
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 CHUNK_BYTES = 1 << 20
+MOST_AHEAD = 1 << 20
+"""How many bytes of zeros an active segment may have behind its last batch."""
 _LARGEST_SCHEMA = 1 << 20
 _FIRST_BYTES = 8 << 10
 """Read at least this much at once: many small batches, or the head of a large one."""
@@ -158,6 +160,17 @@ class SegmentFile:
     def bytes(self, position: int, length: int) -> bytes:
         """Return raw bytes of the file."""
         return self._files.read(self._open_fd(), length, position)
+
+    def is_blank(self, position: int, length: int = 8) -> bool:
+        """Whether there are only zeros, as of preallocated space, or the file ends."""
+        assert self.fd is not None, "the segment was closed"
+        return not self._files.read(self.fd, length, position).strip(b"\0")
+
+    def seal(self, position: int) -> None:
+        """Write the end mark, after which the file ends."""
+        end = position + self.write([END_MARK], position)
+        if self.size() > end:
+            self.truncate(end)
 
     def truncate(self, size: int) -> None:
         """Cut what lies past ``size``."""

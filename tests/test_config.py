@@ -92,7 +92,7 @@ def test_values_are_normalised(settings, field, expected):
         (TopicConfig, {"segment.bytes": 0}, "segment_bytes must be at least 1, got 0"),
         (TopicConfig, {"min.cleanable.dirty.ratio": math.nan}, "between 0 and 1"),
         (TopicConfig, {"min.cleanable.dirty.ratio": math.inf}, "between 0 and 1"),
-        (TopicConfig, {"preallocate": True}, "must be false, since segments take disk space as"),
+        (TopicConfig, {"preallocate": True}, "must be false, since durable appends preallocate"),
         (TopicConfig, {"preallocate": "maybe"}, "must be false"),
         (TopicConfig, {"min.insync.replicas": 0}, "min_insync_replicas must be at least 1, got 0"),
         (TopicConfig, {"unclean.leader.election.enable": "maybe"}, "got 'maybe'"),

@@ -71,6 +71,7 @@ GARBAGE = {
     "nothing": lambda batch: b"",
     "one byte": lambda batch: b"\xff",
     "zeros": lambda batch: bytes(5000),
+    "more zeros than are preallocated": lambda batch: bytes((1 << 20) + 8),
     "noise": lambda batch: random.Random(1).randbytes(3000),
     "the end mark": lambda batch: b"\xff\xff\xff\xff\0\0\0\0",
     "a continuation and no more": lambda batch: b"\xff\xff\xff\xff",
@@ -93,6 +94,7 @@ def batch_at(offset):
 
 SILENT = {
     "nothing",
+    "zeros",  # preallocated
     "the end mark",  # of a roll that was interrupted
     "a batch whose offsets were there before",  # left by a truncation
     "a batch that leaves a gap",

@@ -22,7 +22,7 @@ from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
-from embedlog.segment import SegmentFile
+from embedlog.segment import MOST_AHEAD, SegmentFile
 
 _BATCH_START = END_OF_STREAM[:4]
 _CHUNK_BYTES = 4 << 20
@@ -78,6 +78,9 @@ class DumpedSegment:
             try:
                 read = self.file.read(position, self.size)
             except CorruptBatchError as error:
+                left = self.size - position
+                if left <= MOST_AHEAD and self.file.is_blank(position, left):
+                    return  # preallocated
                 end = self._find_batch(position + 1)
                 yield _damage(position, end, error.reason or error.what)
                 position = end

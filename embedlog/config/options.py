@@ -239,7 +239,8 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     """Whether producers and consumer groups count what they write and read, in the topic
     ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
     preallocate: Literal[False] | None
-    """Only the default: segments take disk space as they grow."""
+    """Only the default: appends with ``durability="fsync"`` preallocate up to 1 MiB by themselves,
+    others let segments grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] | None
     """Whether timestamps come from the producer or from the clock of the log."""
     message_timestamp_before_max_ms: int | None

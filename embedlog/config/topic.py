@@ -134,8 +134,9 @@ class TopicConfig(Settings):
     audit: bool = switch(False)
     """Whether producers and consumer groups count what they write and read, in the topic
     ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
-    preallocate: bool = only(False, "segments take disk space as they grow")
-    """Only the default: segments take disk space as they grow."""
+    preallocate: bool = only(False, "durable appends preallocate by themselves")
+    """Only the default: appends with ``durability="fsync"`` preallocate up to 1 MiB by themselves,
+    others let segments grow."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
         "CreateTime", "LogAppendTime"
     )

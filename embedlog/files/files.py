@@ -20,6 +20,7 @@ import os
 import resource
 import select
 import stat
+import struct
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,11 @@ _DIRECTORY_MODE: Final = 0o700
 _OPEN_FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _EXCLUSIVE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARED: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
+_WAITING, _DONE, _ANY = (
+    struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
+    for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK, fcntl.F_WRLCK)
+)
+"""Locks of the first byte of a file: one who waits for the file's lock has it, shared."""
 _NOT_A_DIRECTORY: Final = "A log is a directory, and this is a file"
 
 
@@ -97,6 +103,9 @@ class Files:
 
     maps_segments = True
     """Whether sealed segments may be mapped; never on a remote file system."""
+
+    preallocates = True
+    """Whether segments are extended ahead of the log end."""
 
     # The subclass in the tests replaces this, to write less than it was asked to.
     _pwritev = staticmethod(os.pwritev)
@@ -340,8 +349,10 @@ class Files:
         Raises:
             DurabilityError: They may be lost, and a retry would only hide it.
         """
-        with self._errors("sync", fd, DurabilityError):
+        try:
             os.fdatasync(fd)
+        except OSError as error:
+            raise self._failed(error, "sync", fd, DurabilityError) from error
 
     def complete(self, fd: int, position: int) -> None:
         """Make every copy of the file exactly this long and flush it; here there is only one.
@@ -507,12 +518,18 @@ class Files:
     def _lock_slowly(self, fd: int, timeout: float, shared: bool) -> None:
         deadline = time.monotonic() + timeout
         pause = FIRST_SLEEP
-        while (left := deadline - time.monotonic()) > 0:
-            # select, since time.sleep never ends under a faked wall clock.
-            select.select((), (), (), min(pause, left))
-            if self.try_lock(fd, shared):
-                return
-            pause = min(2 * pause, LONGEST_SLEEP)
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WAITING)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                # select, since time.sleep never ends under a faked wall clock.
+                select.select((), (), (), min(pause, left))
+                if self.try_lock(fd, shared):
+                    return
+                pause = min(2 * pause, LONGEST_SLEEP)
+        finally:
+            with suppress(OSError):
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _DONE)
         pid = lock_holder(fd)
         state = None if pid is None else process_state(pid)
         holder = "Another process" if pid is None else f"Process {pid} (state {state or 'unknown'})"
@@ -523,6 +540,13 @@ class Files:
             pid=pid,
             state=state,
         )
+
+    def is_awaited(self, fd: int) -> bool:
+        """Whether others wait in `lock` for the file's lock, or the file system does not say."""
+        try:
+            return not fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _ANY).startswith(_DONE[:2])
+        except OSError:
+            return True
 
     def try_lock(self, fd: int, shared: bool = False) -> bool:
         """Take the file's lock if it is free; return whether it was."""

@@ -23,7 +23,15 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import flush, leader_epochs, lookup, producer_state, roll, validation
+from embedlog.partition import (
+    flush,
+    leader_epochs,
+    lookup,
+    preallocation,
+    producer_state,
+    roll,
+    validation,
+)
 from embedlog.partition.append_fast import append_fast
 from embedlog.partition.producer_state import PRODUCERS, ProducerState
 from embedlog.partition.tail import CachedTail, Tail, next_append_time, unpack
@@ -42,24 +50,33 @@ def append(
     encoded: Sequence[EncodedBatch],
     durability: str | None,
     timeout: float | None,
+    again: bool = True,
 ) -> list[Appended]:
-    """Write batches at the end and publish them; see `PartitionLog.append`."""
+    """Write batches at the end and publish them; see `PartitionLog.append`.
+
+    With ``again`` it tries twice on a full disk, if preallocated space can be given back.
+    """
     if not encoded:
         return []
     log.context.check_appendable()
-    synced = (durability or log.context.durability) == "fsync"
+    synced, before = (durability or log.context.durability) == "fsync", None
     try:
         with log.owned(timeout) as tail:
+            before = tail
             file, receipt = log.file_at(tail), None
-            if len(encoded) == 1 and not synced:
+            if synced and log.preallocated < encoded[0].size:
+                preallocation.extend(log, file, tail, encoded)
+            if len(encoded) == 1 and (not synced or flush.is_alone(log, tail, encoded[0])):
                 batch = encoded[0]
                 # Kafka may count 16 bytes more for a record than it takes here (`batch.limits`).
                 if batch.size + 16 * batch.count <= log.rules.fast_max_bytes:
-                    receipt = append_fast(log, file, tail, batch)
+                    receipt = append_fast(log, file, tail, batch, synced)
             if receipt is None:
                 validation.check(log, encoded)
                 pending = append_locked(log, file, tail, encoded, synced)
     except DiskFullError:
+        if again and _is_room_again(log, before):
+            return append(log, encoded, durability, timeout, again=False)
         log.context.reserve.mark_full()
         raise
     if receipt is not None:
@@ -67,6 +84,17 @@ def append(
         return [receipt]
     finish(log, encoded, pending.tail, synced)
     return pending.receipts
+
+
+def _is_room_again(log: PartitionLog, before: Tail | None) -> bool:
+    """Give preallocated space back; whether that helps an append that has published nothing.
+
+    Args:
+        log: The partition.
+        before: Its tail when the append began; None if that was not known yet.
+    """
+    given = preallocation.give_back(log)
+    return given and (before is None or log.tail().log_end_offset == before.log_end_offset)
 
 
 def append_locked(
@@ -312,16 +340,17 @@ def append_at(
     identical: bool,
     mirror: str,
     expected_end: int | None,
+    again: bool = True,
 ) -> list[Appended]:
-    """Write batches at the offsets given with them; see `PartitionLog.append_at`."""
+    """Write batches at the offsets given with them; see `PartitionLog.append_at` and `append`."""
     if not placed:
         return []
     log.context.check_appendable()
     _check_order(log, placed, identical)
-    synced = (durability or log.context.durability) == "fsync"
+    synced, before = (durability or log.context.durability) == "fsync", None
     try:
         with log.owned(timeout) as tail:
-            file, end = log.file_at(tail), tail.log_end_offset
+            before, file, end = tail, log.file_at(tail), tail.log_end_offset
             if placed[0][0] < end or expected_end not in (None, end):
                 raise UnexpectedAppendOffsetError(
                     f"The log end is offset {end}",
@@ -337,8 +366,13 @@ def append_at(
                 _check_epoch(log, tail, encoded[0])
             else:
                 validation.check(log, encoded, offsets=True)
+            if synced:
+                preallocation.extend(log, file, tail, encoded)
             pending = _append_at_locked(log, file, tail, placed, synced, identical)
     except DiskFullError:
+        if again and _is_room_again(log, before):
+            how = durability, timeout, identical, mirror, expected_end
+            return append_at(log, placed, *how, again=False)
         log.context.reserve.mark_full()
         raise
     finish(log, encoded, pending.tail, synced)

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 
 def append_fast(
-    log: PartitionLog, file: SegmentFile, tail: Tail, batch: EncodedBatch
+    log: PartitionLog, file: SegmentFile, tail: Tail, batch: EncodedBatch, synced: bool
 ) -> Appended | None:
-    """Write a batch of at most `AppendRules.fast_max_bytes`; None if only the general way can."""
+    """Write a batch of at most `AppendRules.fast_max_bytes`; None if only the general way can.
+
+    With ``synced`` it is flushed, then published; `flush.is_alone` must say that this is enough.
+    """
     cached, config, rules = log.cached_tail, log.config, log.rules
     if cached is None or cached.tail is not tail:
         return None
@@ -60,6 +63,8 @@ def append_fast(
     entry = None
     if gap > config.index_interval_bytes:
         entry, gap = IndexEntry(base, position, newest), 0
+    if synced:
+        same[0], flushed = next_offset, now_ms
     newest = timestamp if timestamp > newest else newest
     ends, gap = (next_offset, end, next_offset, end), gap + batch.size
     fields = segment, first, *ends, *same, newest, oldest, made, stamp, gap, flushed, False
@@ -78,7 +83,8 @@ def append_fast(
         return number
 
     buffers = batch.stamp(base, tail.leader_epoch)
-    if (number := log.commit_locked(file, buffers, position, next_offset, publish)) < 0:
+    number = log.commit_locked(file, buffers, position, next_offset, publish, synced)
+    if number < 0:
         return None
     if noted is not None and producer_id is not None:
         # After the commit: until then the old row is the valid one.

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
+from embedlog.batch import EncodedBatch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.config import LONG_MAX
 from embedlog.errors import (
@@ -44,6 +45,21 @@ def is_overdue(log: PartitionLog) -> bool:
     """Whether a flush has become due since the last append, which no append noticed."""
     tail = log.tail()
     return tail.durable_offset < tail.log_end_offset and not tail.failed and is_due(log, tail)
+
+
+def is_alone(log: PartitionLog, tail: Tail, batch: EncodedBatch) -> bool:
+    """Whether an append is best flushed under the partition's lock, and published once.
+
+    Not if others append, or wait: then all share flushes, and hold the lock for as short as
+    possible.  Nor if more than the active segment is to be flushed.
+    """
+    end = tail.log_end_offset
+    return (
+        log.context.files.preallocates
+        and log.is_undisputed(end, end + batch.count)
+        and log.named_segment_id == tail.segment_id
+        and tail.durable_offset >= tail.base_offset
+    )
 
 
 # Many partitions at once

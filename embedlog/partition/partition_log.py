@@ -57,6 +57,8 @@ from embedlog.segment import SegmentFile, path_of
 _logger = logging.getLogger("embedlog.partition")
 T = TypeVar("T")
 
+UNDISPUTED = 8
+"""After so many appends of one thread, with none of others in between, it is alone."""
 ONLY_DIRECTORY = 1
 """The id of the directory of a log in one directory, which it keeps if it gets others."""
 
@@ -144,6 +146,9 @@ class PartitionLog:
         self.flush_lock = threading.Lock()
         self._lock_path = topic.lock_path(partition)
         self._lock_fd: int | None = None
+        self._appender = 0, -1, 0
+        """The thread that made the last append with a flush, where that ended, and how many it
+        made in succession before."""
         self._owned = Owned(self, None)
 
         # A snapshot of the manifest and the settings, replaced as a whole when the
@@ -172,6 +177,8 @@ class PartitionLog:
         """The last snapshot for which the journal had no unfinished publication."""
         self.named_segment_id: int | None = None
         """The newest segment whose directory entry this handle has flushed."""
+        self.preallocated = 0
+        """How many bytes the active segment had behind the log end, when `file_at` looked."""
         self.dirty = False
         """Whether this handle appended something since its last flush."""
 
@@ -459,7 +466,8 @@ class PartitionLog:
     def file_at(self, tail: Tail) -> SegmentFile:
         """Return the active segment's file to append to, under the lock.
 
-        What a killed writer left behind the tail is truncated.
+        What a killed writer left behind the tail is truncated.  It begins at the tail and with a
+        marker, since bytes are written in order; preallocated space is zeros.
 
         Raises:
             DurabilityError: A flush failed before.
@@ -477,17 +485,19 @@ class PartitionLog:
         if (now := monotonic()) >= self._check_linked_at:
             file.check_linked()
             self._check_linked_at = now + LINK_CHECK_SECONDS
-        size = file.size()
-        if size > tail.log_end_position:
-            self.cut(file, tail.log_end_position)
-        elif size < tail.log_end_position:
+        size, end = file.size(), tail.log_end_position
+        if size > end and not (self.context.files.preallocates and file.is_blank(end)):
+            self.cut(file, end)
+            size = end
+        elif size < end:
             raise CorruptionError(
-                f"The file ends at byte {size}, {tail.log_end_position} were written",
+                f"The file ends at byte {size}, {end} were written",
                 **self.where,
                 path=file.path,
                 position=size,
                 todo=REPAIR,
             )
+        self.preallocated = size - end
         return file
 
     def open_active(self, segment_id: int) -> SegmentFile | None:
@@ -619,12 +629,20 @@ class PartitionLog:
         position: int,
         log_end_offset: int,
         publish: kv.Step[T],
+        synced: bool = False,
     ) -> T:
-        """Write bytes that end at an offset, and publish them; after a failure truncate them."""
+        """Write bytes that end at an offset, and publish them; after a failure truncate them.
+
+        With ``synced`` they are flushed in between; if that fails, they stay until the repair.
+        """
         try:
             file.write(buffers, position)
+            if synced:
+                self.sync(file)
             return self.context.live.write(publish)
-        except BaseException:
+        except BaseException as error:
+            if synced and isinstance(error, DurabilityError):
+                raise
             # A dead disk may refuse even this: then the next writer truncates it.
             with suppress(EmbedlogError):
                 # An interrupt can come after the commit: what is published stays.
@@ -671,6 +689,16 @@ class PartitionLog:
     def note_names_synced(self, segment_id: int) -> None:
         """Note that the directory entries of segments up to this one are on the disk."""
         self.named_segment_id = segment_id
+
+    def is_undisputed(self, end: int, next_end: int) -> bool:
+        """Whether this thread has been the only one to append for a while, and nobody waits.
+
+        For an append with a flush from ``end`` to ``next_end``, under the lock.
+        """
+        (thread, last_end, count), this = self._appender, threading.get_ident()
+        count = count + 1 if (thread, last_end) == (this, end) else 0
+        self._appender, fd = (this, next_end, count), self._lock_fd
+        return count >= UNDISPUTED and fd is not None and not self.context.files.is_awaited(fd)
 
     def mark_dirty(self, dirty: bool = True) -> None:
         """Note that a flush is needed; or that one begins, which covers what was appended."""

@@ -29,7 +29,7 @@ from embedlog.partition import journal, leader_epochs, producer_state, roll, unn
 from embedlog.partition.flush import sync_entries
 from embedlog.partition.producer_state import ProducerState, SentBatch
 from embedlog.partition.tail import NO_TIME, Tail, first_append_time, next_append_time, peek_tail
-from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
+from embedlog.segment import CHUNK_BYTES, END_MARK, MOST_AHEAD, SegmentFile
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
@@ -368,10 +368,10 @@ def _warn_of_loss(log: PartitionLog, result: RecoveryScan) -> None:
         return
     position = result.position or 0
     cut = max(_size_of(log, result.active) - position, 0)
-    if position and cut == len(END_MARK):
-        # A roll that did not get to seal the segment leaves an end mark.
-        file = log.open_segment(result.active)
-        cut = 0 if file.bytes(position, len(END_MARK)) == END_MARK else cut
+    if position and cut <= MOST_AHEAD:
+        # A roll that did not get to seal the segment leaves an end mark; zeros are preallocated.
+        left = log.open_segment(result.active).bytes(position, cut)
+        cut = cut if left.removeprefix(END_MARK).strip(b"\0") else 0
     cut += sum(_size_of(log, segment) for segment in result.dropped)
     if not cut:
         return

@@ -114,7 +114,7 @@ def roll(
     old, file = log.active_segment, log.active_file()
     synced = log.context.durability == "fsync" if synced is None else synced
     if not tail.empty:
-        file.write([END_MARK], tail.log_end_position)
+        file.seal(tail.log_end_position)
     if synced:
         sync_files(log, tail, file)
     # Name it first, create it second: a missing empty tail can be created again,

@@ -491,13 +491,14 @@ def _write(plan: PartitionPlan) -> list[SegmentFile]:
     log, files = plan.log, []
     for segment in plan.segments:
         if segment is plan.segments[0]:
-            file = log.active_file()
+            file = log.file_at(plan.before)
         else:
             schema = roll.schema_of(log, segment.info)
             file = create(log.context.files, log.path_of(segment.info), schema)
             assert file.size() == segment.pending.position
-        end_mark = [] if segment is plan.segments[-1] else [END_MARK]
-        file.write([*segment.pending.buffers, *end_mark], segment.pending.position)
+        end = file.write(segment.pending.buffers, segment.pending.position)
+        if segment is not plan.segments[-1]:
+            file.seal(segment.pending.position + end)
         files.append(file)
     return files
 

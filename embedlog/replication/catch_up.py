@@ -114,6 +114,8 @@ class ReplicaCopy:
         with log.locked_under(self._leader, self.directory) as tail:
             self.throttle, self.stopped, self._is_locked = Throttle(), bool, True
             self._pass(tail)
+            if not (tail.failed or tail.empty):
+                log.file_at(tail)  # without what was preallocated while there was one copy
             if log.remove_unnamed(self.directory.files):
                 self.directory.files.sync_directory(log.directories[-1])
 

@@ -179,6 +179,9 @@ class ReplicatedFiles(Files):
     maps_segments = False
     """To touch a map of a file on a broken disk is a SIGBUS."""
 
+    preallocates = False
+    """A follower is compared with its leader by where its file ends."""
+
     def __init__(self, controller: Controller) -> None:
         # Not that of `Files`: it opens a directory.
         self._controller = controller

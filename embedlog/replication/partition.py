@@ -229,10 +229,11 @@ class ReplicatedPartition(PartitionLog):
         position: int,
         log_end_offset: int,
         publish: kv.Step[T],
+        synced: bool = False,
     ) -> T:
         """As `PartitionLog.commit_locked`; afterwards a follower that was slow leaves the ISR."""
         publish = partial(self._publish_if_kept, publish)
-        result = super().commit_locked(file, buffers, position, log_end_offset, publish)
+        result = super().commit_locked(file, buffers, position, log_end_offset, publish, synced)
         files, max_lag_ms = self.context.files, self.config.replica_lag_time_max_ms
         assert isinstance(files, ReplicatedFiles)
         assert file.fd is not None

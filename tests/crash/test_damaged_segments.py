@@ -94,7 +94,8 @@ def original(directory: Path, closed: bool) -> tuple[Image, dict[str, list[Row]]
         root.flush()
         for kind in ("plain", "headers", "lz4"):
             for encoded_batch in batches_of(kind)[:3]:
-                root.partition(kind, 0).append([encoded_batch])
+                # Behind them the file has zeros.
+                root.partition(kind, 0).append([encoded_batch], durability="fsync")
     expected = {name: rows(root.partition(name, 0)) for name in root.topics()}
     root.close() if closed else abandon(root)
     return snapshot(directory), expected

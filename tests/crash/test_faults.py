@@ -138,7 +138,8 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
             cases, full_disk.check_full_disk, workers=1, directory=directory, disk=disk
         )
     tell(f"{len(cases)} sizes of a {kind}, with room for {min(room)} to {max(room)} appends")
-    assert room[0] < 2 and max(room) > 10
+    # The first ones fit in what was preallocated.
+    assert room[0] < 12 and max(room) > 20
 
 
 def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:

@@ -17,6 +17,7 @@ from test_damaged_databases import STATE, damage_databases
 from test_damaged_segments import mutate_in_memory, mutate_on_disk
 
 from embedlog.errors import DurabilityError
+from embedlog.partition import partition_log
 
 
 def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
@@ -28,18 +29,21 @@ def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
         return made[-1]
 
     root = open_root(tmp_path / "root", files=files)
-    log = make_log(root)
-    log.append([encoded(b"good")], durability="fsync")
-    made[0].fail_at(0, errno.EIO, only={"sync"})
-    outcome.count += 1
-    for _ in range(2):
-        try:
-            log.append([encoded(b"in doubt")], durability="fsync")
-            outcome.findings.append("appended after a failed flush")
-        except DurabilityError:
-            pass
-        if [row[3] for row in rows(log)] != [b"good"]:
-            outcome.findings.append(f"shown: {rows(log)}")
+    # One batch is flushed and published under the lock, several are published twice.
+    partition_log.UNDISPUTED = 1
+    for topic, batches in (("t", 1), ("u", 2)):
+        log = make_log(root, topic=topic)
+        log.append([encoded(b"good")], durability="fsync")
+        made[0].fail_at(0, errno.EIO, only={"sync"})
+        outcome.count += 1
+        for _ in range(2):
+            try:
+                log.append([encoded(b"in doubt")] * batches, durability="fsync")
+                outcome.findings.append("appended after a failed flush")
+            except DurabilityError:
+                pass
+            if [row[3] for row in rows(log)] != [b"good"]:
+                outcome.findings.append(f"shown: {rows(log)}")
     abandon(root)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import DiskFullError
+from embedlog.segment import END_MARK
 from support import forks, journal_check
 from support.faulty_files import FaultyFiles
 from support.log_programs import ProgramProcess
@@ -164,7 +165,8 @@ def _fill(root: Path, journal: Path, case: FreeSpace, disk: Disk | None) -> int:
     for step in (("open", "os"), ("create", "d", 2, 20_000)):
         process.do(step)
     for key in PARTITIONS:
-        process.do(("send", *key, 1))
+        # Some of the disk is preallocated, and given back before an append fails.
+        process.do(("send", *key, 1, "fsync"))
     assert process.errors == []
     if disk:
         disk.leave(case.size)
@@ -188,6 +190,10 @@ def _until_full(process: ProgramProcess, durability: str) -> int:
         process.do(("send", *PARTITIONS[room % 2], 1, durability, 3000))
         room += 1
     assert isinstance(process.errors[0], DiskFullError), repr(process.errors[0])
+    for key in PARTITIONS:
+        log = process.log.partition(*key)
+        # A roll that failed may have left its end mark.
+        assert log.active_file().size() <= log.tail().log_end_position + len(END_MARK)
     return room - 1
 
 

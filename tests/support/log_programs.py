@@ -23,6 +23,7 @@ import embedlog.api.reset_offsets
 import embedlog.consumer
 import embedlog.maintenance.jobs
 import embedlog.partition.log_start
+import embedlog.partition.partition_log
 import embedlog.retention.retain
 from embedlog import batch
 from embedlog.batch import EncodedBatch
@@ -33,6 +34,9 @@ from support.faulty_files import FaultInjector
 from support.patience import patient
 from support.roots import abandon
 from support.typed_bytes import KEY, as_typed, first_schema, wider_schema
+
+# Programs are short: their second append in succession is flushed alone.
+embedlog.partition.partition_log.UNDISPUTED = 1
 
 Step = tuple[Any, ...]
 Entry = list[Any]

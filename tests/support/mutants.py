@@ -201,9 +201,24 @@ MUTANTS = [
         (
             Change(
                 f"{LOG}:PartitionLog.file_at",
-                {"size > tail.log_end_position": "0"},
+                {"if size > end and not": "if size < 0 and not"},
             ),
         ),
+    ),
+    Mutant(
+        "what a killed writer left in preallocated space is not looked for",
+        "uniform",
+        (
+            Change(
+                f"{LOG}:PartitionLog.file_at",
+                {"file.is_blank(end)": "file.is_blank(size - 8)"},
+            ),
+        ),
+    ),
+    Mutant(
+        "a preallocated tail is read as records",
+        "fsync",
+        (Change(f"{RECOVERY}:rebuild", {"else result.position\n": "else file.size()\n"}),),
     ),
     Mutant(
         "recovery does not raise the epoch",
@@ -239,6 +254,23 @@ MUTANTS = [
         "published before it was flushed",
         "failed flush",
         (Change(f"{APPEND}:append_locked", {"publish=not synced": "publish=True"}),),
+    ),
+    Mutant(
+        "a lone append is published before it is flushed",
+        "failed flush",
+        (
+            Change(
+                f"{LOG}:PartitionLog.commit_locked",
+                {
+                    "if synced:\n            self.sync(file)": "",
+                    "return self.context.live.write(publish)": (
+                        "result = self.context.live.write(publish)\n"
+                        "        if synced: self.sync(file)\n"
+                        "        return result"
+                    ),
+                },
+            ),
+        ),
     ),
     Mutant(
         "a failed flush is forgotten",
