@@ -30,9 +30,9 @@ from embedlog.batch.wire import (
     TRAILER,
     VERSION,
     Message,
+    bytes_layout,
     decoded_size,
     find_message,
-    head_of_nulls,
     headers_type,
     layout_of,
     schema,
@@ -406,10 +406,10 @@ def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int
 
 @cache
 def _template() -> tuple[bytes, Message]:
-    """Return pyarrow's flatbuffer for the three usual columns, and where its fields are."""
-    head = head_of_nulls(schema())
-    extent = len(head) - 8 + MIN_BLOCK + 3 * ENTRY.size
-    return PREFIX.pack(CONTINUATION, extent) + head[8:], find_message(head)
+    """Return the flatbuffer for the three usual columns, and where its fields are."""
+    layout = bytes_layout()
+    extent = len(layout.head) - 8 + MIN_BLOCK + 3 * ENTRY.size
+    return PREFIX.pack(CONTINUATION, extent) + layout.head[8:], layout.message
 
 
 def encode_lists(
@@ -506,12 +506,7 @@ def from_lists(
     if headers is not None:
         assert len(headers) == count
         arrays.append(headers_array(headers))
-    return pa.RecordBatch.from_arrays(arrays, schema=_schema(headers is not None))
-
-
-@cache
-def _schema(headers: bool) -> Any:
-    return schema(headers=headers)
+    return pa.RecordBatch.from_arrays(arrays, schema=bytes_layout(headers is not None).original)
 
 
 def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Any:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from sortedcontainers import SortedDict
 from embedlog import batch as batches
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
+from embedlog.batch.wire import BufferLayout, bytes_layout, layout_of
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -516,7 +517,7 @@ class PartitionLog:
             files: Where, if the partition has several copies, and it is to be read there only.
             mend: Whether what is found to be damaged is replaced by what another copy has.
         """
-        expected = partial(self._expected_schemas, info)
+        expected = partial(self._expected_layouts, info)
         reread = partial(self.reread, info) if mend and files is None else None
         files = self.context.files if files is None else files
         return SegmentFile(files, self.path_of(info), write=write, expected=expected, reread=reread)
@@ -571,11 +572,11 @@ class PartitionLog:
             metadata=metadata,
         )
 
-    def _expected_schemas(self, info: SegmentInfo) -> tuple[Any, ...]:
-        """Return the schemas, without metadata, that a segment file may have."""
+    def _expected_layouts(self, info: SegmentInfo) -> tuple[BufferLayout, ...]:
+        """Return the layouts that a segment file may have."""
         if not info.schema_version:
-            return _columns(info.headers)
-        return tuple(self.schema_of(info, offsets) for offsets in (False, True))
+            return tuple(bytes_layout(info.headers, offsets) for offsets in (False, True))
+        return tuple(layout_of(self.schema_of(info, offsets)) for offsets in (False, True))
 
     def path_of(self, info: SegmentInfo) -> str:
         """Return the path of a segment, relative to the root."""
@@ -869,9 +870,3 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp: int) -> OffsetAndTimestamp | None:
         """Return the first record, in offset order, at or after ``timestamp`` ms."""
         return lookup.offset_for_timestamp(self, timestamp)
-
-
-@cache
-def _columns(headers: bool) -> tuple[Any, ...]:
-    """Return the schemas, without metadata, that a segment file may have."""
-    return tuple(batches.schema(headers=headers, offsets=offsets) for offsets in (False, True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from embedlog import catalog
 from embedlog.batch import Batch, PlacedBatch, placed, trimmed
-from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout, layout_of
+from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout
 from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -261,7 +261,7 @@ class PartitionReader:
         assert file is not None
         if columns is None:
             return file.read(self._position, stop, max_bytes)
-        indexes = columns(layout_of(file.schema))
+        indexes = columns(file.layout)
         return file.read_columns(self._position, stop, max_bytes, indexes)
 
     def _advance(self, batches: list[Batch], end: int) -> list[Batch]:

@@ -399,7 +399,7 @@ def _compacted(files: Files, path: str, base: int, file_id: int) -> catalog.Segm
     except EmbedlogError:
         return None
     info = catalog.SegmentInfo(base, file_id, 0, end, stop + len(END_MARK), stop, newest)
-    return roll.with_columns(info, roll.columns_of_schema(file.schema))
+    return roll.with_columns(info, roll.columns_of_layout(file.layout))
 
 
 def _names(files: Files, directory: str) -> list[str]:
@@ -442,9 +442,10 @@ def _adopt_segments(
             _start_at(txn, key, base)
         last = catalog.SegmentInfo(base, file_id, 0)
         with suppress(EmbedlogError):  # an empty file, which recovery creates again
-            schema = SegmentFile(files, f"{directory}/{name}").schema
-            last = roll.with_columns(last, roll.columns_of_schema(schema))
-            catalog.adopt_schema(txn, info.name, schema_of_segment(schema))
+            file = SegmentFile(files, f"{directory}/{name}")
+            last = roll.with_columns(last, roll.columns_of_layout(file.layout))
+            if file.layout.typed:
+                catalog.adopt_schema(txn, info.name, schema_of_segment(file.schema))
         catalog.put_segment(txn, key, last)
         catalog.raise_number(txn, "segment", last.id)
         done.append(f"adopted {directory}/{name}")
