@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from embedlog.batch.arrays import numbers
 from embedlog.batch.compression import serialize
@@ -53,33 +53,56 @@ _NODES = struct.Struct("<6q")
 TABLE3 = struct.Struct("<QIIQIIQIII4s")
 
 
-@dataclass(slots=True)
 class EncodedBatch:
     """A batch that is ready to be written except for its offsets.
 
     Timestamps are milliseconds since 1970.  ``size`` is in bytes, in the file.  Only one thread
     may use it at a time; it may be stamped repeatedly.
+
+    Args:
+        statistics_bytes: How many bytes of ``table`` are statistics, behind the column table.
+        span: How many offsets it takes, if it has a column of offsets; None if as many as records.
+        leader_epoch: The epoch of the log that it was read from; None if it is new.
     """
 
-    head: bytes
-    table: bytes
-    body: tuple[Any, ...]
-    metadata_crc: int
-    count: int
-    size: int
-    flags: int
-    min_timestamp: int
-    max_timestamp: int
-    producer_id: int | None = None
-    producer_epoch: int | None = None
-    base_sequence: int | None = None
-    delete_horizon: int | None = None
-    statistics_bytes: int = 0
-    """How many bytes of ``table`` are statistics, behind the column table."""
-    span: int | None = None
-    """How many offsets it takes, if it has a column of offsets; None if as many as records."""
-    leader_epoch: int | None = None
-    """The epoch of the log that it was read from; None if it is new."""
+    __slots__ = (
+        *("base_sequence", "body", "count", "delete_horizon", "flags", "head", "leader_epoch"),
+        *("max_timestamp", "metadata_crc", "min_timestamp", "producer_epoch", "producer_id"),
+        *("size", "span", "statistics_bytes", "table"),
+    )
+
+    def __init__(
+        self,
+        head: bytes,
+        table: bytes,
+        body: tuple[Any, ...],
+        metadata_crc: int,
+        count: int,
+        size: int,
+        flags: int,
+        min_timestamp: int,
+        max_timestamp: int,
+        producer_id: int | None = None,
+        producer_epoch: int | None = None,
+        base_sequence: int | None = None,
+        delete_horizon: int | None = None,
+        statistics_bytes: int = 0,
+        span: int | None = None,
+        leader_epoch: int | None = None,
+    ) -> None:
+        self.head, self.table, self.body, self.metadata_crc = head, table, body, metadata_crc
+        self.count, self.size, self.flags = count, size, flags
+        self.min_timestamp, self.max_timestamp = min_timestamp, max_timestamp
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self.base_sequence, self.delete_horizon = base_sequence, delete_horizon
+        self.statistics_bytes, self.span, self.leader_epoch = statistics_bytes, span, leader_epoch
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with other fields."""
+        batch = copy(self)
+        for name, value in fields.items():
+            setattr(batch, name, value)
+        return batch
 
     schema_version: ClassVar[int] = 0
     """The version of the topic's schema; 0 for a topic of bytes."""

@@ -6,15 +6,12 @@ Lock order: the lock of the log (`LogLock`), thread lock, then the partition's `
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
-
-from sortedcontainers import SortedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from embedlog import batch as batches
 from embedlog import catalog, kv
@@ -35,6 +32,7 @@ from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.forks import cached_property
 from embedlog.hints import REPAIR
+from embedlog.lazy import logging
 from embedlog.partition import (
     append,
     flush,
@@ -48,12 +46,15 @@ from embedlog.partition import (
 from embedlog.partition.lookup import RecordCounts
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.state import AppendRules, Context, append_rules
+from embedlog.partition.state import AppendRules, Context
 from embedlog.partition.tail import TAILS, CachedTail, Tail, peek_tail
 from embedlog.record import Appended, OffsetAndTimestamp
-from embedlog.schemas.segment_schema import segment_schema
-from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import SegmentFile, path_of
+
+if TYPE_CHECKING:
+    from sortedcontainers import SortedDict
+
+    from embedlog.schemas.topic_schema import TopicSchema
 
 _logger = logging.getLogger("embedlog.partition")
 T = TypeVar("T")
@@ -275,6 +276,8 @@ class PartitionLog:
             )
         read = self.context.state.read
         if whole:
+            from sortedcontainers import SortedDict
+
             segments = read(lambda txn: catalog.segments(txn, self.key))
             self.active_segment = self._existing(segments[-1] if segments else None)
             self._segments = SortedDict((segment.base_offset, segment) for segment in segments)
@@ -282,7 +285,7 @@ class PartitionLog:
             active = read(lambda txn: catalog.last_segment(txn, self.key))
             self.active_segment, self._segments = self._existing(active), None
         self.config, self.schema = topic.config, self.context.catalog.schema(topic)
-        self.rules = append_rules(topic.config, self.active_segment)
+        self.rules = AppendRules(topic.config, self.active_segment)
         self.snapshot_version = version
 
     def _existing(self, segment: SegmentInfo | None) -> SegmentInfo:
@@ -564,6 +567,8 @@ class PartitionLog:
             schema = self.context.catalog.schema(topic, info.schema_version)
         if schema is None:
             return batches.schema(headers=info.headers, offsets=offsets, metadata=metadata)
+        from embedlog.schemas.segment_schema import segment_schema
+
         return segment_schema(
             schema,
             headers=info.headers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,8 @@ from embedlog.batch.messages import schema_message
 from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
-from embedlog.partition import producer_state, segment_statistics, unnamed_files
+from embedlog.lazy import logging
+from embedlog.partition import producer_state, unnamed_files
 from embedlog.partition.flush import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail, creation_time, first_append_time, peek_tail
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -145,6 +145,8 @@ def _name_next(
 
     The new one has the columns of another one.
     """
+    from embedlog.partition import segment_statistics
+
     entries = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
     producers = log.remembered_producers() if synced else {}
     sealed = old._replace(
