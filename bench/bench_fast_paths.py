@@ -22,6 +22,7 @@ import pyarrow as pa
 import embedlog
 from embedlog import batch, checksum
 from embedlog.batch.tables import rows_in_range, table
+from embedlog.batch.wire import bytes_layout
 from embedlog.partitioner import partition_for_key, partitions_for_keys
 
 NOW = int(time.time() * 1000)
@@ -58,7 +59,6 @@ class Pair(NamedTuple):
 FAST = {
     "append": "embedlog.partition.append:append_fast",
     "send": "embedlog.producer.topic_queue:TopicQueue._send_one_fast",
-    "decode": "embedlog.batch.decode_small:lists_fast",
 }
 """The functions of the fast paths, by module and name."""
 
@@ -150,23 +150,11 @@ def encode_lists(log: embedlog.Log) -> tuple[Any, Work]:
     )
 
 
-def decode(log: embedlog.Log) -> tuple[Any, Work]:
-    """Decode a batch of one record to rows."""
-    encoded = batch.encode_one(VALUE, KEY, NOW)
-    data = pa.py_buffer(b"".join(bytes(part) for part in encoded.stamp(0, 0)))
-
-    def fast() -> object:
-        decoded = batch.parse(data, 0, data.size, path="", position=0, schema=batch.schema())
-        return decoded.lists()
-
-    return Off("decode", None, fast), fast
-
-
 def decode_run(log: embedlog.Log) -> tuple[Any, Work]:
     """Read 1,000 batches of one record as a table, as for Spark."""
     encoded = batch.encode_one(VALUE, KEY, NOW)
     data = pa.py_buffer(b"".join(part for n in range(1000) for part in encoded.stamp(n, 0)))
-    source = batch.BatchSource(data, "", 0, batch.schema())
+    source = batch.BatchSource(data, "", 0, bytes_layout())
     columns = pa.schema([*batch.schema(), pa.field("offset", pa.int64())])
 
     def read(decode: Callable[..., Any]) -> object:
@@ -197,7 +185,6 @@ PAIRS = (
     Pair("producer", "producer", "`send(...)`, not waiting", send),
     Pair("batch/encode", "batch/encode_one", "encode one record", encode_one),
     Pair("batch/encode", "batch/encode", "encode lists of 1,000 records", encode_lists),
-    Pair("batch/decode", "batch/decode_small", "decode a batch of one record", decode),
     Pair("batch/decode", "batch/decode_run", "read 1,000 batches of one record", decode_run, 2),
     Pair("partitioner", "partitioner", "choose partitions of 1,000 keys", hash_keys),
     Pair("checksum", "checksum", "CRC-32C of 64 KiB", crc),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import inspect
 import os
 import pydoc
@@ -21,6 +20,7 @@ from typing import Any
 
 from embedlog import errors
 from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+from embedlog.config.settings import Settings
 from embedlog.metrics import GROUPS
 
 DOCS = Path(__file__).parent
@@ -206,17 +206,18 @@ def settings_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _settings_table(kind: str, config: type) -> str:
+def _settings_table(kind: str, config: type[Settings]) -> str:
     rows = ["| setting | default | Kafka's default | effect |", "|---|---|---|---|"]
     effects = field_docstrings(config)
     defaults = config()
-    for field in dataclasses.fields(config):
-        name = field.name
+    for name in config.__settings__:
         spelling = name if kind in ("producer", "consumer") else name.replace("_", ".")
         effect = effects.get(name, "")
         if reason := KEPT.get((kind, name)):
             effect = f"**Kept at any value.** {reason}"
-        takes = VALUES.get((kind, name)) or str(field.type).replace(" | None", " or `None`")
+        takes = VALUES.get((kind, name)) or config.__annotations__[name].replace(
+            " | None", " or `None`"
+        )
         default = shown(name, getattr(defaults, name))
         in_kafka = KAFKA_DEFAULTS[kind][name]
         first = f'<span id="{kind}.{name}"></span>`{spelling}`<br>{takes}'

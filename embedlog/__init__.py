@@ -28,15 +28,17 @@ if not sys.platform.startswith("linux"):
 
 if TYPE_CHECKING:
     from embedlog import errors
-    from embedlog.api import Log, Topic, open  # noqa: A004 - like `shelve.open`
+    from embedlog.api import Log, open  # noqa: A004 - like `shelve.open`
     from embedlog.api.consumer_group import ConsumerGroup, Groups
     from embedlog.api.failover import Mirrors
     from embedlog.api.housekeeping import Housekeeping
     from embedlog.api.replicas import Replicas
     from embedlog.api.run_group import GroupRun, run_group
     from embedlog.api.run_mirror import MirrorRun, mirror
+    from embedlog.api.topic import Topic
     from embedlog.config import TopicConfig
-    from embedlog.consumer import Consumer, ConsumerRebalanceListener
+    from embedlog.consumer.consumer import Consumer
+    from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
     from embedlog.producer import Producer
     from embedlog.record import (
         OffsetAndMetadata,
@@ -45,16 +47,13 @@ if TYPE_CHECKING:
         RecordMetadata,
         TopicPartition,
     )
-    from embedlog.registry import (
-        AvroDeserializer,
-        AvroSerializer,
-        RegisteredSchema,
-        SchemaRegistry,
-    )
+    from embedlog.registry.avro_serializers import AvroDeserializer, AvroSerializer
+    from embedlog.registry.schema_registry import RegisteredSchema, SchemaRegistry
     from embedlog.splits.split import Split
 
 _NAMES = {
-    "api": "open Log Topic",
+    "api": "open Log",
+    "api.topic": "Topic",
     "api.run_group": "run_group GroupRun",
     "api.run_mirror": "mirror MirrorRun",
     "api.consumer_group": "ConsumerGroup Groups",
@@ -62,11 +61,13 @@ _NAMES = {
     "api.housekeeping": "Housekeeping",
     "api.replicas": "Replicas",
     "producer": "Producer",
-    "consumer": "Consumer ConsumerRebalanceListener",
+    "consumer.consumer": "Consumer",
+    "consumer.rebalance_notifier": "ConsumerRebalanceListener",
     "config": "TopicConfig",
     "record": "Record RecordMetadata TopicPartition OffsetAndMetadata OffsetAndTimestamp",
     "splits.split": "Split",
-    "registry": "AvroDeserializer AvroSerializer RegisteredSchema SchemaRegistry",
+    "registry.avro_serializers": "AvroDeserializer AvroSerializer",
+    "registry.schema_registry": "RegisteredSchema SchemaRegistry",
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

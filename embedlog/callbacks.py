@@ -6,14 +6,7 @@ so what the function should do would never happen, in silence.
 
 from __future__ import annotations
 
-import inspect
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-
-_KINDS = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 
 
 def check_callback(function: object, name: str) -> None:
@@ -24,8 +17,14 @@ def check_callback(function: object, name: str) -> None:
     """
     if not callable(function):
         raise TypeError(f"{name} must be callable, got {function!r}")
+    import inspect
+
     called = type(function).__call__
-    if any(is_kind(function) or is_kind(called) for is_kind in _KINDS):
+    kinds = (
+        *(inspect.iscoroutinefunction, inspect.isgeneratorfunction),
+        inspect.isasyncgenfunction,
+    )
+    if any(is_kind(function) or is_kind(called) for is_kind in kinds):
         raise _never_runs(name, function)
 
 

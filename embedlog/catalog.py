@@ -11,12 +11,10 @@ are declared in `keyspace`.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from embedlog import keyspace, kv
 from embedlog.batch.wire import HEADERS, TOMBSTONES
@@ -40,7 +38,9 @@ from embedlog.keyspace import (
     TOPICS,
     UNCOMMITTED_FILES,
 )
-from embedlog.schemas.topic_schema import TopicSchema
+
+if TYPE_CHECKING:
+    from embedlog.schemas.topic_schema import TopicSchema
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SEGMENT_NAME = re.compile(r"(\d{20})-(\d+)\.arrows")
@@ -66,8 +66,7 @@ _FLAGS_AT = 4
 _MAX_OFFSET = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
+class TopicInfo(NamedTuple):
     """A topic; its ``id`` tells it from an earlier topic of the same name."""
 
     name: str
@@ -214,7 +213,7 @@ def check_partition(topic: str, number: object) -> None:
         )
 
 
-SchemaChange = Callable[[TopicSchema, Sequence[TopicSchema]], TopicSchema]
+SchemaChange: TypeAlias = "Callable[[TopicSchema, Sequence[TopicSchema]], TopicSchema]"
 """Returns the next version of a schema, given the current one and those before."""
 
 
@@ -256,7 +255,9 @@ class Catalog:
             # Not `get`: this is rare, and `read` checks whether the database is whole.
             topic = self._state.read(lambda txn: find_topic(txn, name))
             if topic is None:
-                similar = difflib.get_close_matches(name, self.topics(), n=1)
+                from difflib import get_close_matches
+
+                similar = get_close_matches(name, self.topics(), n=1)
                 todo: str = Hint(
                     f"Create it with log.create_topic({name!r}).",
                     f"Create it with `embedlog topics create {name}`.",
@@ -291,7 +292,9 @@ class Catalog:
                     todo=VERIFY,
                 )
             # A version never changes, so it is never read again.
-            schema = replace(TopicSchema.unpack(version, packed), topic_id=topic.id)
+            from embedlog.schemas.topic_schema import TopicSchema
+
+            schema = TopicSchema.unpack(version, packed).changed(topic_id=topic.id)
             schema = self._schemas.setdefault(key, schema)
         return schema
 
@@ -329,7 +332,7 @@ class Catalog:
             if after is before:
                 return topic
             SCHEMAS.put(txn, topic.id, after.version, value=after.pack())
-            return replace(topic, schema_version=after.version)
+            return topic._replace(schema_version=after.version)
 
         return self._change(name, changed)
 
@@ -397,7 +400,7 @@ class Catalog:
                     topic=name,
                     todo="The number of partitions can only grow.",
                 )
-            larger = replace(topic, partitions=partitions)
+            larger = topic._replace(partitions=partitions)
             _add_partitions(txn, larger, topic.partitions, now_ms)
             if assign is not None:
                 assign(txn, larger, topic.partitions)
@@ -408,7 +411,7 @@ class Catalog:
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
         """Change settings; None resets a setting to its default."""
         return self._change(
-            name, lambda txn, topic: replace(topic, config=topic.config.changed(changes))
+            name, lambda txn, topic: topic._replace(config=topic.config.changed(changes))
         )
 
     def _change(self, name: str, change: Callable[[kv.Txn, TopicInfo], TopicInfo]) -> TopicInfo:
@@ -657,14 +660,16 @@ def adopt_schema(txn: kv.Txn, name: str, schema: TopicSchema | None) -> None:
     versions = schema_versions(txn, topic.id)
     # A segment does not name columns that were dropped, whose ids must not be used again.
     next_id = max(version.next_id for version in versions)
-    last = replace(versions[-1], next_id=next_id)
+    last = versions[-1].changed(next_id=next_id)
     SCHEMAS.put(txn, topic.id, last.version, value=last.pack())
     if last.version > topic.schema_version:
-        replace(topic, schema_version=last.version).put(txn)
+        topic._replace(schema_version=last.version).put(txn)
 
 
 def schema_versions(txn: kv.Txn, topic_id: int) -> list[TopicSchema]:
     """Return the versions of a topic's schema that the catalog has, in order."""
+    from embedlog.schemas.topic_schema import TopicSchema
+
     versions = []
     for _, version in sorted(SCHEMAS.keys(txn, topic_id)):
         packed = SCHEMAS.get(txn, topic_id, version)

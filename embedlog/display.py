@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import importlib
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from types import ModuleType
 
 from embedlog.errors import EmbedlogError
@@ -32,6 +30,8 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
     Without rows it is only the title.
     """
+    import html
+
     body = "".join(
         "<tr>"
         + "".join(f"<td>{html.escape(NONE if cell is None else str(cell))}</td>" for cell in row)
@@ -57,6 +57,8 @@ def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[s
 
 def moment(timestamp: int) -> str:
     """Return a timestamp as text; in milliseconds if it is outside of the calendar."""
+    from datetime import UTC, datetime
+
     try:
         time = datetime.fromtimestamp(timestamp / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from embedlog.errors import (
     ReplicaNotAvailableError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.lazy import logging
 
 _FACTS = ("errno", "topic", "partition", "path")
 """What tells two errors of one type apart; their texts may have other numbers each time."""

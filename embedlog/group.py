@@ -18,7 +18,6 @@ a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -44,6 +43,7 @@ from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends
 from embedlog.groups.ownership import NO_START, OWNERS
 from embedlog.hints import Hint
 from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
+from embedlog.lazy import logging
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 _logger = logging.getLogger("embedlog.group")

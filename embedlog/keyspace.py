@@ -32,6 +32,7 @@ from embedlog import kv
 from embedlog.checksum import is_sealed, seal
 from embedlog.errors import CorruptionError
 from embedlog.files import Files
+from embedlog.forks import cached_property
 from embedlog.hints import REPAIR
 
 V = TypeVar("V")
@@ -223,21 +224,21 @@ class Table(Generic[V]):
         """Return the key of a row."""
         self.prefix: Callable[..., bytes] = self.key_layout.pack_first
         """Return the common prefix of the keys of rows with these first fields."""
-        self.pack: Callable[[V], bytes]
+        fields, pack = self.value_layout.fields, self.value_layout.pack
+        self.pack: Callable[[V], bytes] = pack
         """Encode a value, without its checksum."""
-        self.unpack: Callable[[bytes], V]
+        if len(fields) != 1:
+            self.pack = lambda value: pack(*cast("tuple[Any, ...]", value or ()))
+
+    @cached_property
+    def unpack(self) -> Callable[[bytes], V]:
         """Decode a value, without its checksum."""
-        fields, layout = self.value_layout.fields, self.value_layout
+        fields, unpack = self.value_layout.fields, self.value_layout.unpack
         if len(fields) > 1:
-            rows: Table[Any] = self.typed(namedtuple("Row", fields))
-            self.pack, self.unpack = rows.pack, rows.unpack
-        elif fields:
-            self.pack, self.unpack = layout.pack, lambda data: layout.unpack(data)[0]
-        else:
-            self.pack, self.unpack = (
-                lambda _: b"",
-                lambda data: cast("V", layout.unpack(data) or None),
-            )
+            return cast("Table[V]", self.typed(namedtuple("Row", fields))).unpack
+        if fields:
+            return lambda data: unpack(data)[0]
+        return lambda data: cast("V", unpack(data) or None)
 
     def typed(
         self, make: Callable[..., W], fields: Callable[[W], Iterable[Any]] | None = None

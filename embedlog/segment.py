@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun, BatchSource, Reread
 from embedlog.batch.decode import head_length
-from embedlog.batch.wire import layout_of
+from embedlog.batch.messages import is_of_bytes
+from embedlog.batch.wire import BufferLayout, bytes_layout, layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError, UnsupportedFormatError
 from embedlog.files import Files
-from embedlog.forks import cached_property
 from embedlog.hints import VERIFY, VERIFY_THEN_REPAIR
 from embedlog.lazy import pa
 
@@ -37,8 +37,6 @@ _HEAD_BYTES = 4096
 """Read at least this much of a batch for its head."""
 _PARTLY_READ_BYTES = 32 << 10
 """From here on, some columns of a batch are read by themselves; less is read faster at once."""
-_FEW_BYTES = 4096
-"""Up to here bytes are copied: to create an Arrow buffer is slower after a sleep."""
 _MANY_BYTES = 256 << 10
 """From here on data is read into Arrow's memory: malloc returns new pages for each read."""
 
@@ -53,7 +51,7 @@ class SegmentFile:
     segment that its log has dropped.  Not shared across a fork.
 
     If given, ``schema`` overrides the one in the file (used when that one is damaged).
-    If given, ``expected`` returns the schemas that the file may have: no checksum covers its own.
+    If given, ``expected`` returns the layouts that it may have: no checksum covers its schema.
     If given, ``reread`` is called with what is damaged, before an error is raised.
     """
 
@@ -64,7 +62,7 @@ class SegmentFile:
         *,
         write: bool = False,
         schema: pa.Schema | None = None,
-        expected: Callable[[], tuple[pa.Schema, ...]] = tuple,
+        expected: Callable[[], tuple[BufferLayout, ...]] = tuple,
         reread: Reread | None = None,
     ) -> None:
         self.path, self._expected, self.reread = path, expected, reread
@@ -72,7 +70,7 @@ class SegmentFile:
         self.fd: int | None = files.open(path, write=write)
         files.keep(self.fd)
         self._map: BatchSource | None = None
-        self._schema = schema
+        self._layout = None if schema is None else layout_of(schema)
         self._start = 0
 
     def __del__(self) -> None:
@@ -86,21 +84,27 @@ class SegmentFile:
             self._files.close(fd)
 
     @property
+    def layout(self) -> BufferLayout:
+        """Where its batches have their columns."""
+        if self._layout is None:
+            self._read_schema()
+            assert self._layout is not None
+        return self._layout
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns of its batches."""
-        if self._schema is None:
-            self._read_schema()
-        return self._schema
+        return self.layout.original
 
-    @cached_property
+    @property
     def has_offsets(self) -> bool:
         """Whether its batches have an offset column, as in a compacted segment."""
-        return bool(layout_of(self.schema).has_offsets)
+        return self.layout.has_offsets
 
     @property
     def start(self) -> int:
         """Where its first batch begins."""
-        if self._schema is None:
+        if self._layout is None:
             self._read_schema()
         return self._start
 
@@ -119,15 +123,17 @@ class SegmentFile:
             raise self._foreign("it does not begin with an Arrow schema")
         if length > len(head):
             head = self._files.read(self._open_fd(), length, 0)
-        try:
-            self._schema = _schema_of(head[:length])
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._foreign(f"its schema is damaged: {error}") from error
+        if is_of_bytes(head[:length]):
+            layout = bytes_layout()
+        else:
+            try:
+                layout = _layout_of(head[:length])
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise self._foreign(f"its schema is damaged: {error}") from error
         expected = self._expected()
-        if expected and not any(map(self._schema.equals, expected)):
-            self._schema = None
+        if expected and not any(map(layout.has_columns_of, expected)):
             raise self._foreign("its schema is damaged: these are not its columns")
-        self._start = length
+        self._layout, self._start = layout, length
 
     def _foreign(self, what: str) -> CorruptionError:
         return CorruptionError(
@@ -217,7 +223,7 @@ class SegmentFile:
         # Memory that is never touched takes none.
         memory = pa.allocate_buffer(size)
         view = memoryview(memory).cast("B")
-        source = BatchSource(memory, self.path, position, self.schema, indexes, self.reread)
+        source = BatchSource(memory, self.path, position, self.layout, indexes, self.reread)
         read: list[Batch] = []
         start = 0
         # The next read reports an error, if it is its first batch.
@@ -318,8 +324,7 @@ class SegmentFile:
     def _whole(
         self, decode: _Decode[_Piece], data: Any, position: int, max_bytes: int, last: bool
     ) -> list[_Piece]:
-        whole = data if len(data) <= _FEW_BYTES or type(data) is pa.Buffer else pa.py_buffer(data)
-        source = BatchSource(whole, self.path, position, self.schema, reread=self.reread)
+        source = BatchSource(data, self.path, position, self.layout, reread=self.reread)
         try:
             return decode(source, 0, len(data), max_bytes)
         except CorruptBatchError as error:
@@ -342,9 +347,9 @@ class SegmentFile:
         if self._map is None:
             if max_bytes < _MAPPED_BYTES or not self._files.maps_segments:
                 return self._decoded(decode, position, stop, max_bytes)
-            schema = self.schema  # read from the file before it is closed
-            data = pa.py_buffer(self._files.map(self._open_fd(), size))
-            self._map = BatchSource(data, self.path, 0, schema, reread=self.reread)
+            layout = self.layout  # read from the file before it is closed
+            data = self._files.map(self._open_fd(), size)
+            self._map = BatchSource(data, self.path, 0, layout, reread=self.reread)
             self.close()
         whole = decode(self._map, position, stop, max_bytes)
         if not whole and position < stop:
@@ -378,7 +383,7 @@ class SegmentFile:
             data = self._files.read(self._open_fd(), length, position)
         # The layout of the last head may be longer than this one.
         padded = bytes(data) + bytes(_HEAD_BYTES)
-        return Batch(BatchSource(padded, self.path, position, self.schema), 0, stop - position)
+        return Batch(BatchSource(padded, self.path, position, self.layout), 0, stop - position)
 
     def scan(self, position: int, stop: int) -> Iterator[Batch]:
         """Yield every batch of ``[position, stop)``, headers checked, bodies not."""
@@ -399,9 +404,9 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def _schema_of(head: bytes) -> Any:
+def _layout_of(head: bytes) -> BufferLayout:
     """Decode a schema once: caches of what is derived from it use its identity."""
-    return pa.ipc.read_schema(pa.py_buffer(head))
+    return layout_of(pa.ipc.read_schema(pa.py_buffer(head)))
 
 
 def path_of(directory: str, partition: int, file_name: str) -> str:
@@ -409,12 +414,12 @@ def path_of(directory: str, partition: int, file_name: str) -> str:
     return f"{directory}/{partition}/{file_name}"
 
 
-def create(files: Files, path: str, schema: pa.Schema, reread: Reread | None = None) -> SegmentFile:
-    """Create an empty segment, with a schema only; an existing file is truncated."""
+def create(files: Files, path: str, head: bytes, reread: Reread | None = None) -> SegmentFile:
+    """Create an empty segment, with the message of its schema only; a file there is truncated."""
     with files.opened(path, write=True, create=True) as fd:
         if files.size(fd):
             files.truncate(fd, 0)
             # Else a power cut could leave old batches behind the new schema.
             files.sync(fd)
-        files.write(fd, [schema.serialize()], 0)
+        files.write(fd, [head], 0)
     return SegmentFile(files, path, write=True, reread=reread)

@@ -14,10 +14,7 @@ record without a value stays a tombstone.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
-import pickle
 import struct
 import sys
 import types
@@ -28,11 +25,13 @@ from enum import Enum
 from functools import lru_cache
 from itertools import repeat
 from operator import is_
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from embedlog.errors import InvalidConfigError
 from embedlog.hints import Hint
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -181,22 +180,41 @@ def _decode_float(data: bytes) -> Any:
 
 
 def _encode_uuid(item: Any) -> bytes:
-    if not isinstance(item, UUID):
+    import uuid
+
+    if not isinstance(item, uuid.UUID):
         raise _wrong_type(item, "UUID")
     return str(item).encode()
 
 
 def _decode_uuid(data: bytes) -> UUID:
-    return UUID(bytes=data) if len(data) == 16 else UUID(data.decode())
+    import uuid
+
+    return uuid.UUID(bytes=data) if len(data) == 16 else uuid.UUID(data.decode())
+
+
+def _pickled(item: Any) -> bytes:
+    import pickle
+
+    return pickle.dumps(item)
+
+
+def _unpickled(data: bytes) -> Any:
+    import pickle
+
+    return pickle.loads(data)
 
 
 def _json_default(item: Any) -> Any:
+    import dataclasses
+    import uuid
+
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         # As dataclasses.asdict, without its deep copy: the encoder asks again for what is inside.
         return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
     if isinstance(item, datetime | date | time):
         return item.isoformat()
-    if isinstance(item, UUID):
+    if isinstance(item, uuid.UUID):
         return str(item)
     raise TypeError(f"JSON has no {type(item).__name__}")
 
@@ -237,7 +255,7 @@ _BUILTINS: Final[dict[str, _Builtin]] = {
     "float": _Builtin(_encode_float, _decode_float),
     "uuid": _Builtin(_encode_uuid, _decode_uuid),
     "json": _Builtin(encode_json, json.loads),
-    "pickle": _Builtin(pickle.dumps, pickle.loads),
+    "pickle": _Builtin(_pickled, _unpickled),
 }
 NAMES: Final = (*_BUILTINS, "avro")
 """The names of the built-in serializers.
@@ -353,7 +371,8 @@ def adapt(
         return UnboundAdapter(setting)
     if isinstance(setting, str):
         return _builtin(setting, action, allow_pickle)
-    if action == "deserialize" and isinstance(setting, type) and dataclasses.is_dataclass(setting):
+    is_class = action == "deserialize" and isinstance(setting, type)
+    if is_class and hasattr(setting, "__dataclass_fields__"):
         # For typed topics, whose values are dicts.
         return _adapt_plain(maker_of(setting), pass_none=pass_none)
     method = getattr(setting, action, None)
@@ -388,12 +407,16 @@ def maker_of(owner: type) -> Callable[[Mapping[str, Any]], Any]:
 
 @lru_cache(maxsize=256)
 def _makers(owner: type) -> Mapping[str, Callable[[Any], Any] | None]:
+    import dataclasses
+
     hints = typing.get_type_hints(owner)
     return {field.name: _maker(hints[field.name]) for field in dataclasses.fields(owner)}
 
 
 def _maker(hint: Any) -> Callable[[Any], Any] | None:
     """Return the converter of a field's values; None if they stay as they are."""
+    import dataclasses
+
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         others = [_maker(argument) for argument in arguments if argument is not types.NoneType]
@@ -536,6 +559,8 @@ def _positional(function: Callable[..., Any], default: tuple[str, ...]) -> tuple
         function: A callable.
         default: The parameters of a function that does not tell, such as those in C.
     """
+    import inspect
+
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 import pyarrow as pa
@@ -400,7 +399,7 @@ def test_an_altered_setting_holds_from_the_next_call_on(log, clock, setting):
 
 def test_every_setting_of_a_topic_is_covered():
     """A new setting needs a check here."""
-    names = {field.name.replace("_", ".") for field in dataclasses.fields(TopicConfig)}
+    names = {name.replace("_", ".") for name in TopicConfig.__settings__}
     assert CHECKS.keys() | ONLY_DEFAULT | OF_REPLICAS == names
 
 

@@ -15,7 +15,7 @@ from support import random_columns
 from support.hostile_batches import with_right_checksums, with_shifted_buffer
 
 from embedlog import batch
-from embedlog.batch import wire
+from embedlog.batch import messages, wire
 from embedlog.batch.encode import lengths_of
 from embedlog.checksum import crc32c
 from embedlog.errors import (
@@ -92,33 +92,39 @@ def small():
 # Round trips
 
 
-def rows_or_refusal(data):
+def rows_or_refusal(data, read):
     """Return the lists of a batch, or "corrupt" if it is refused."""
     try:
-        return parsed(data).lists()
+        return read(parsed(data))
     except CorruptBatchError:
         return "corrupt"
 
 
-@pytest.mark.parametrize("rows", range(1, 11), ids="rows={}".format)
-def test_a_small_batch_is_read_alike_with_and_without_arrow(rows, monkeypatch):
-    """`decode_small.lists_fast` returns what Arrow's columns do (A3)."""
+def lists_by_arrow(part):
+    """Return what `Batch.lists` does, decoded and checked by Arrow."""
+    columns = part.columns()
+    part.check(columns)
+    times, keys, values = columns
+    return times.view(pa.int64()).to_pylist(), keys.to_pylist(), values.to_pylist(), None
+
+
+@pytest.mark.parametrize("rows", [*range(1, 11), 100, 1000], ids="rows={}".format)
+def test_the_rows_of_a_batch_are_those_that_arrow_reads(rows):
+    """A3: for items of one length, of any lengths, and nulls."""
     rng = random.Random(rows)
-    for _ in range(30):
-        keys, values = (
-            [rng.choice([None, b"", b"k", rng.randbytes(9)]) for _ in range(rows)] for _ in range(2)
-        )
-        data = written(batch.encode_lists(values, keys, [NOW + row for row in range(rows)]), 10)
-        with monkeypatch.context() as patched:
-            fast = parsed(data).lists()
-            patched.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
-            assert fast == parsed(data).lists()
-        assert fast == ([NOW + row for row in range(rows)], keys, values, None)
+    mixed = [None, b"", b"k", b"key"]
+    for items in (mixed, mixed[1:], [None, b"key"], [b"key"], [b""], [None]):
+        for _ in range(8):
+            keys, values = ([rng.choice(items) for _ in range(rows)] for _ in range(2))
+            times = [NOW + rng.randrange(9) for _ in range(rows)]
+            data = written(batch.encode_lists(values, keys, times), 10)
+            assert parsed(data).lists() == lists_by_arrow(parsed(data))
+            assert parsed(data).lists() == (times, keys, values, None)
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["head", "body"])
-def test_a_damaged_small_batch_is_checked_by_arrow(small, monkeypatch, part):
-    """`decode_small.lists_fast` accepts and refuses what Arrow does."""
+def test_the_rows_of_a_damaged_batch_are_checked_as_by_arrow(small, part):
+    """What Arrow refuses is refused, and what is read is what Arrow reads."""
     rng = random.Random(part)
     size = [len(data) for data in parts_of(small)][part]
     for position in range(8 * (1 - part), size):
@@ -129,10 +135,8 @@ def test_a_damaged_small_batch_is_checked_by_arrow(small, monkeypatch, part):
                 parts[part][position] = byte
 
             data = resealed(small, edit=edit)
-            with monkeypatch.context() as patched:
-                fast = rows_or_refusal(data)
-                patched.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
-                assert fast == rows_or_refusal(data), (position, byte)
+            rows = rows_or_refusal(data, batch.Batch.lists)
+            assert rows in (rows_or_refusal(data, lists_by_arrow), "corrupt"), (position, byte)
 
 
 def test_a_header_without_a_key_is_refused():
@@ -231,7 +235,9 @@ def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
 
     encoded = batch.encode_one(value, key, time)
 
-    assert encoded == batch.encode_lists([value], [key], time)
+    other = batch.encode_lists([value], [key], time)
+    for name in batch.EncodedBatch.__slots__:
+        assert getattr(encoded, name) == getattr(other, name), name
     assert written(encoded) == written(batch.encode_lists([value], [key], [time]))
 
 
@@ -389,7 +395,7 @@ def test_an_error_says_where_and_why(small):
 
 
 def source(data, shift=0):
-    return batch.BatchSource(pa.py_buffer(data), "p", shift, batch.schema())
+    return batch.BatchSource(pa.py_buffer(data), "p", shift, wire.bytes_layout())
 
 
 def test_a_head_is_checked_even_if_an_equal_one_was_read(small):
@@ -574,12 +580,49 @@ def test_an_unknown_compression_is_refused():
         batch.encode_lists([b"v"], None, NOW, None, "gzip")
 
 
+@given(
+    st.dictionaries(
+        st.binary(min_size=1, max_size=9), st.binary(max_size=9), min_size=1, max_size=5
+    ),
+    st.integers(0),
+)
+def test_a_segment_begins_as_arrow_would_write_it(metadata, bit):
+    """The message of its schema; that of any other one is left to Arrow."""
+    message = batch.schema(metadata=metadata).serialize().to_pybytes()
+    assert messages.schema_message(metadata) == message
+    assert messages.is_of_bytes(message)
+
+    changed = bytearray(message)
+    changed[bit // 8 % len(message)] ^= 1 << bit % 8
+    if messages.is_of_bytes(bytes(changed)):
+        assert pa.ipc.read_schema(pa.py_buffer(bytes(changed))).equals(batch.schema())
+    assert not messages.is_of_bytes(message[: bit % len(message)])
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize("headers", [False, True])
+def test_the_layout_of_bytes_is_that_of_the_batches_that_arrow_writes(headers, offsets):
+    """It is made without Arrow."""
+    layout = wire.bytes_layout(headers, offsets)
+    nulls = [pa.nulls(1, data_type) for data_type in layout.schema.types]
+    message = pa.RecordBatch.from_arrays(nulls, names=layout.names).serialize().to_pybytes()
+
+    assert layout.is_plain(message)
+    assert wire.find_message(message) == layout.message
+    of_arrow = vars(wire.BufferLayout.of_schema(layout.original))
+    for name in vars(layout).keys() & of_arrow.keys() - {"table", "head_layout", "selections"}:
+        assert getattr(layout, name) == of_arrow[name], name
+    assert wire.layout_of(batch.schema(headers=headers, offsets=offsets)) is layout
+
+
 def test_a_thread_gets_the_layout_of_its_own_schema(monkeypatch):
     """A10: also while other threads encode; the layout of another schema would be unreadable."""
-    plain, wide = (wire.BufferLayout(batch.schema(headers=headers)) for headers in (False, True))
+    plain, wide = (wire.bytes_layout(headers) for headers in (False, True))
 
     class Overtaken:
         """A layout of the requested schema; another one is put before it during the comparison."""
+
+        typed = False
 
         def __init__(self):
             self.original = self

@@ -17,7 +17,7 @@ from support.tiers import sample
 from embedlog import batch
 from embedlog.batch import BatchRun
 from embedlog.batch.decode_run import MIN_BATCHES, SMALL_BYTES
-from embedlog.batch.wire import ENTRY, HEADER, MAGIC, TRAILER
+from embedlog.batch.wire import ENTRY, HEADER, MAGIC, TRAILER, bytes_layout
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptBatchError, EmbedlogError, UnsupportedFormatError
 from embedlog.files import Files
@@ -205,7 +205,7 @@ def damaged(messages, how):
 
 def source_of(messages):
     data = batch.schema().serialize().to_pybytes()  # anything of that many bytes
-    return batch.BatchSource(b"".join(messages), PATH, len(data), batch.schema())
+    return batch.BatchSource(b"".join(messages), PATH, len(data), bytes_layout())
 
 
 def decoded_in_turns(source, decode, max_bytes):
@@ -410,7 +410,7 @@ def root():
 
 def written(root, messages, *, sealed):
     """Write a segment; return the positions of its batches, and the end."""
-    file = create(root, PATH, batch.schema())
+    file = create(root, PATH, batch.schema().serialize())
     positions = [*accumulate(map(len, messages), initial=file.start)]
     file.write([b"".join(messages)], file.start)
     if sealed:

@@ -1,6 +1,5 @@
 """Settings: Kafka's names, units and defaults, validated once and by name."""
 
-import dataclasses
 import math
 import pickle
 
@@ -215,7 +214,7 @@ def test_changing_a_config_returns_a_new_one():
         old.changed({"segment.jitter.ms": 8})
     with pytest.raises(InvalidConfigError, match="twice"):
         old.changed({"segment.ms": 8, "segment_ms": 8})
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         old.retention_ms = 6
 
 

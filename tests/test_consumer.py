@@ -21,7 +21,8 @@ from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog.config import TopicConfig
-from embedlog.consumer import COLUMNS, Consumer
+from embedlog.consumer.consumer import Consumer
+from embedlog.consumer.deserialize import COLUMNS
 from embedlog.errors import (
     ClosedError,
     CorruptBatchError,
@@ -1038,7 +1039,7 @@ WAITING = """
     import sys, time
     sys.path[:0] = {paths!r}
     from support.roots import open_root
-    from embedlog.consumer import Consumer
+    from embedlog.consumer.consumer import Consumer
     consumer = Consumer(open_root({root!r}), "t")
     print("waiting", flush=True)
     start = time.process_time()

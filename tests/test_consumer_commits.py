@@ -20,7 +20,7 @@ from support.tiers import sample
 import embedlog
 from embedlog.api import group_worker
 from embedlog.config import ConsumerConfig
-from embedlog.consumer import Consumer
+from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.group_client import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 

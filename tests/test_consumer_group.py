@@ -25,7 +25,7 @@ from support.tiers import choose
 
 import embedlog
 from embedlog.config import TopicConfig
-from embedlog.consumer import Consumer
+from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     AssignorError,

@@ -16,7 +16,7 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.api.topic import Topic
-from embedlog.consumer import Consumer
+from embedlog.consumer.consumer import Consumer
 from embedlog.errors import FencedError
 from embedlog.partition import replace
 from embedlog.record import TopicPartition

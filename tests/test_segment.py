@@ -22,7 +22,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def file(files):
-    return segment.create(files, PATH, batch.schema())
+    return segment.create(files, PATH, batch.schema().serialize())
 
 
 def write(file, count, *, position=None, size=10):

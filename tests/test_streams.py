@@ -12,7 +12,8 @@ from support.roots import open_root
 
 from embedlog.api.consumer_group import ConsumerGroup
 from embedlog.config import TopicConfig
-from embedlog.consumer import Consumer, ConsumerRebalanceListener
+from embedlog.consumer.consumer import Consumer
+from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.errors import ClosedError, IllegalStateError, InvalidGroupIdError
 from embedlog.producer import Producer
 from embedlog.record import TopicPartition

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import json
@@ -225,7 +224,7 @@ def test_every_setting_has_a_type():
     from embedlog.config import options
 
     for config, types in option_types.CONFIGS.items():
-        names = {field.name for field in dataclasses.fields(config)}
+        names = {*config.__settings__}
         typed = set(getattr(options, types).__annotations__)
         assert names == {name for name in typed if "." not in name}
         assert {name.replace(".", "_") for name in typed if "." in name} <= names

@@ -13,7 +13,8 @@ from support.children import in_child
 from support.patience import patient
 from support.roots import abandon, encoded, make_log, open_root
 
-from embedlog.consumer import Consumer, waiter
+from embedlog.consumer import waiter
+from embedlog.consumer.consumer import Consumer
 from embedlog.files import Files
 
 MISSED_WAKE_SECONDS = 60.0

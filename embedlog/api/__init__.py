@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from embedlog.api.log import Log, open  # noqa: A004 - like `shelve.open`
-from embedlog.api.topic import Topic, TopicView
 
-__all__ = ["Log", "Topic", "TopicView", "open"]
+__all__ = ["Log", "open"]

@@ -17,7 +17,7 @@ from embedlog.batch.arrays import data
 from embedlog.consumer.deserialize import FailedRow, convert
 from embedlog.lazy import pa, pc
 from embedlog.record import TopicPartition
-from embedlog.registry import AvroToJson
+from embedlog.registry.avro_serializers import AvroToJson
 from embedlog.registry.avro_values import json_default
 from embedlog.schemas.column_types import MAX_LEVELS, levels
 from embedlog.schemas.json_columns import brackets_below

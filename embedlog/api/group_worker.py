@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from embedlog.api.log import Log
 from embedlog.callbacks import check_ran
 from embedlog.config import ConsumerConfig
-from embedlog.consumer import Consumer
+from embedlog.consumer.consumer import Consumer
 from embedlog.errors import CommitFailedError, EmbedlogError, ProcessDiedError, WakeupError
 from embedlog.files import ProcessWatch
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition

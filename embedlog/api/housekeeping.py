@@ -19,11 +19,8 @@ from embedlog.forks import new_lock
 from embedlog.hints import Hint, alter_topic
 from embedlog.partition import PartitionLog
 from embedlog.partition.leases import Lease, LeaseInfo, hold, leases
-from embedlog.progress import ProgressBar
 from embedlog.record import TopicPartition
-from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
-from embedlog.root.verify import Finding, rebuild_index, verify_root
 
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
     from embedlog.maintenance.activity import Event
     from embedlog.replication.mend import ReplicaDifference
     from embedlog.retention.retain import RetentionResult
+    from embedlog.root.verify import Finding
 
 Progress = Callable[[int, int], None]
 """Called with how much is done, and how much there is: bytes, or records of a conversion."""
@@ -117,6 +115,11 @@ class Housekeeping:
             return self._background
 
     def _start(self) -> None:
+        """Start the background jobs, unless the thread of `_start_soon` is about to do so."""
+        if self._opening is None or not self._opening.is_alive():
+            self._start_now()
+
+    def _start_now(self) -> None:
         """Start the background jobs, unless the log was opened without them, or to read."""
         if self._config is not None and self._root.mode == "rw" and not self._root.closed:
             (self._background or self.background).start()
@@ -192,6 +195,7 @@ class Housekeeping:
             CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
         from embedlog.compaction import CleanOptions, select_due, try_clean
+        from embedlog.progress import ProgressBar
 
         root = self._root
         root.context.check_writable()
@@ -249,6 +253,8 @@ class Housekeeping:
             progress: Called with the bytes done, and all bytes; with ``replicas``, with the
                 number of partitions.
         """
+        from embedlog.root.verify import verify_root
+
         if replicas:
             if not self._root.replicated:
                 return []
@@ -270,6 +276,8 @@ class Housekeeping:
             dry_run: Change nothing.
             progress: Called with the bytes done, and all bytes.
         """
+        from embedlog.root.repair import repair_root
+
         messages: list[str] = []
         mended: set[TopicPartition] = set()
         if self._root.replicated:
@@ -281,6 +289,8 @@ class Housekeeping:
 
     def rebuild_index(self, topic: str | None = None) -> int:
         """Rebuild the sparse index from the segments; return the number of its entries."""
+        from embedlog.root.verify import rebuild_index
+
         return rebuild_index(self._root, topic)
 
     def hold(
@@ -384,4 +394,4 @@ class Housekeeping:
 def _start_later(housekeeping: weakref.ref[Housekeeping], close_lock: threading.Lock) -> None:
     """Start the background jobs in a moment, unless the log is closed, or garbage, before."""
     if not close_lock.acquire(timeout=_FIRST_SECONDS) and (opened := housekeeping()) is not None:
-        opened._start()
+        opened._start_now()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -26,7 +24,6 @@ from typing import (
 
 from embedlog.api.housekeeping import Housekeeping, Progress, now_ms
 from embedlog.api.opening import check_choice, open_root
-from embedlog.api.topic import Topic
 from embedlog.catalog import (
     INTERNAL,
     refuse_differences,
@@ -34,7 +31,7 @@ from embedlog.catalog import (
     refuse_other_schema,
 )
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.display import html_table, plural, public_names
+from embedlog.display import plural, public_names
 from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,
@@ -46,7 +43,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.forks import new_lock
-from embedlog.metrics import Metrics, Sample, nested, prometheus_text
+from embedlog.lazy import logging
 from embedlog.partition import (
     DURABILITIES,
     VISIBILITIES,
@@ -55,23 +52,19 @@ from embedlog.partition import (
     Visibility,
 )
 from embedlog.partition.tail import Tail, peek_tail
-from embedlog.progress import format_bytes
 from embedlog.record import K, TopicPartition, V
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.evolution import changed_schema, renamed
-from embedlog.schemas.infer import SchemaLike, columns_of
-from embedlog.schemas.settings import check_typed_config
-from embedlog.schemas.topic_schema import TopicSchema, first_version
-from embedlog.schemas.values import python_values
 from embedlog.serializers import SerializerName
-from embedlog.times import When, parse_duration, time_argument
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import polars
 
     from embedlog.api.consumer_group import Groups
     from embedlog.api.failover import Mirrors
     from embedlog.api.replicas import Replicas
+    from embedlog.api.topic import Topic
     from embedlog.audit.comparison import AuditResult
     from embedlog.config.options import (
         ConsumerOptions,
@@ -79,11 +72,15 @@ if TYPE_CHECKING:
         ProducerOptions,
         TopicOptions,
     )
-    from embedlog.consumer import Consumer
+    from embedlog.consumer.consumer import Consumer
     from embedlog.convert import ConversionResult
+    from embedlog.metrics import Metrics, Sample
     from embedlog.producer import Producer
-    from embedlog.registry import SchemaRegistry
+    from embedlog.registry.schema_registry import SchemaRegistry
     from embedlog.root.verify import Finding
+    from embedlog.schemas.infer import SchemaLike
+    from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.times import When
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
 _logger = logging.getLogger("embedlog.api")
@@ -223,7 +220,7 @@ class Log:
     @property
     def schema_registry(self) -> SchemaRegistry:
         """The schema registry of the log: subjects, their versions, and compatibility."""
-        from embedlog.registry import SchemaRegistry
+        from embedlog.registry.schema_registry import SchemaRegistry
 
         return SchemaRegistry(self.root)
 
@@ -281,6 +278,10 @@ class Log:
         """
         columns = None
         if schema is not None:
+            from embedlog.schemas.infer import columns_of
+            from embedlog.schemas.settings import check_typed_config
+            from embedlog.schemas.topic_schema import first_version
+
             columns = first_version(columns_of(schema), key, timestamp)
             key = None
         elif timestamp is not None:
@@ -354,6 +355,10 @@ class Log:
             InvalidSchemaError: The change is not possible; the error says why, and what would
                 work.  Nothing was changed.
         """
+        from embedlog.schemas.evolution import changed_schema, renamed
+        from embedlog.schemas.infer import columns_of
+        from embedlog.schemas.settings import check_typed_config
+
         info = self.root.topic(name)
         if schema is not None or rename or defaults:
             if config:
@@ -420,6 +425,8 @@ class Log:
             UnknownTopicOrPartitionError: There is no such topic; the error names the most
                 similar one.
         """
+        from embedlog.api.topic import Topic
+
         info = self.root.topic(name)
         self._housekeeping._start()
         if not info.schema_version:
@@ -576,7 +583,7 @@ class Log:
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""
-        from embedlog.consumer import Consumer
+        from embedlog.consumer.consumer import Consumer
 
         return self._adopt(Consumer(self.root, *topics, **config), "consumer")
 
@@ -640,6 +647,8 @@ class Log:
         Raises:
             LogDeletedError: The log was deleted while it was open, so its numbers stay as they are.
         """
+        from embedlog.metrics import nested
+
         return nested(self._samples())
 
     def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
@@ -652,6 +661,8 @@ class Log:
             InvalidConfigError: A label's name is not valid.
             LogDeletedError: As `metrics`.
         """
+        from embedlog.metrics import prometheus_text
+
         return prometheus_text(self._samples(), labels or {})
 
     def _samples(self) -> Iterator[Sample]:
@@ -694,6 +705,7 @@ class Log:
             CorruptBatchError: A batch is damaged.
         """
         from embedlog.audit.comparison import audit
+        from embedlog.times import time_argument
 
         now_ms = self.root.clock()
         since_ms = None if since is None else time_argument("since", since, now_ms)
@@ -787,6 +799,8 @@ class Log:
 
     def _repr_html_(self) -> str:
         """For notebooks: the topics, and the consumer groups if there are any."""
+        from embedlog.display import html_table
+
         if self.root.closed:
             return html_table(f"Log {self.path}: closed", (), ())
         cells = [_topic_cells(self.topic(name)) for name in self.topics()]
@@ -832,6 +846,8 @@ def _online(root: Root) -> str:
 
 
 def _described(schema: TopicSchema) -> SchemaDescription:
+    from embedlog.schemas.values import python_values
+
     columns: list[ColumnDescription] = []
     for field in schema.columns:
         column: ColumnDescription = {
@@ -854,6 +870,8 @@ _TOPIC_HEADS = ("topic", "partitions", "records", "size", "cleanup.policy")
 
 
 def _topic_cells(topic: Topic) -> tuple[object, ...]:
+    from embedlog.progress import format_bytes
+
     policy = topic.config["cleanup.policy"]
     size = format_bytes(topic.size_bytes())
     return topic.name, topic.partitions, f"{len(topic):,}", size, policy
@@ -880,6 +898,10 @@ def _width_ms(window: timedelta | str | int) -> int:
     Raises:
         InvalidConfigError: It is not a duration.
     """
+    from datetime import timedelta
+
+    from embedlog.times import parse_duration
+
     width = parse_duration(window) if isinstance(window, str) else window
     if isinstance(width, timedelta):
         return width // timedelta(milliseconds=1)

@@ -8,12 +8,10 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, repeat
 from operator import attrgetter
-from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, overload
 
-from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange, TopicFile, topic_files
-from embedlog.batch import Batch, tables
+from embedlog.batch import Batch
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
 from embedlog.config import LONG_MAX
@@ -23,7 +21,6 @@ from embedlog.consumer.deserialize import (
     RAW,
     Deserializers,
     RowLists,
-    convert,
     topic_deserializers,
 )
 from embedlog.display import cut, html_table, moment, need, plural, public_names, short
@@ -35,7 +32,6 @@ from embedlog.progress import format_bytes
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.registry import binder
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.reading import names_in
 from embedlog.serializers import adapt_for_topic, shortened
 from embedlog.times import When, milliseconds
 
@@ -46,6 +42,7 @@ if TYPE_CHECKING:
 
     from embedlog.api.dataset import TopicDataset
     from embedlog.api.scan import Reads
+    from embedlog.batch import tables
     from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
@@ -264,6 +261,8 @@ class TopicView(Generic[K, V]):
             count: How many; fewer if the view has fewer.
             seed: The same seed chooses the same rows of the same records.
         """
+        from random import Random
+
         _check_count(count)
         parts = [(part, self._count(part)) for part in self.ranges()]
         rows = sum(count for _, count in parts)
@@ -369,6 +368,8 @@ class TopicView(Generic[K, V]):
 
     def _tables(self, schema: pa.Schema, condition: RowFilter | None = None) -> Iterator[pa.Table]:
         """Yield stored columns of the rows for which a condition is true."""
+        from embedlog.batch import tables
+
         for part, batches in self._reads():
             for group in tables.in_groups(batches):
                 table = tables.table(group, part.partition, schema)
@@ -445,6 +446,8 @@ class TopicView(Generic[K, V]):
         return pa.concat_tables([empty(schema), *parts])
 
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        from embedlog.api.latest import latest
+
         return latest(self._root, self.name, self.ranges, schema)
 
     def to_pandas(
@@ -493,6 +496,7 @@ class TopicView(Generic[K, V]):
         Whatever becomes of the topic's columns, those of the scan stay as they are.
         """
         from embedlog.api.frames import decoded_items
+        from embedlog.schemas.reading import names_in
 
         stored, serializers, bind = self.schema(), self._serializers(), binder(self._root)
         schema = decoded_items(stored.empty_table(), self.name, serializers, bind).schema
@@ -594,6 +598,8 @@ class TopicView(Generic[K, V]):
         newest segment backwards, first in the partition that the key hashes to, and in the
         others only if it is not there.
         """
+        from embedlog.api.latest import get
+
         key_bytes = self._key_bytes(key)
         latest = get(self._root, self.name, self.ranges, key_bytes, self._value_at)
         if latest is None or latest[1].value is None:
@@ -700,6 +706,8 @@ class TopicView(Generic[K, V]):
 
     def _cells(self) -> Iterator[tuple[object, ...]]:
         """Yield the cells of each record; what cannot be decoded is shown as stored."""
+        from embedlog.consumer.deserialize import convert
+
         deserializers = RAW
         # Pickle that is not allowed, or Avro without its libraries.
         with suppress(EmbedlogError):
@@ -736,6 +744,8 @@ class TopicView(Generic[K, V]):
         Args:
             columns: Returns which columns of a schema are needed; None for all.
         """
+        from embedlog.batch import tables
+
         read = OffsetRange(-1, 0, 0)
         batches: list[Batch] = []
         for part in self.ranges():
@@ -811,7 +821,7 @@ class Topic(TopicView[K, V]):
                 member, since the block took longer than ``max_poll_interval_ms`` of a consumer.
             InvalidConfigError, InvalidGroupIdError: The group id is not valid.
         """
-        from embedlog.consumer import Consumer
+        from embedlog.consumer.consumer import Consumer
 
         with Consumer(
             self._root,

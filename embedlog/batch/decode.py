@@ -8,14 +8,13 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
-from embedlog.batch import compression, decode_small
+from embedlog.batch import compression, decode_rows
 from embedlog.batch.arrays import in_ms, numbers, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import (
     COLUMN_FLAGS,
     COMPRESSED,
     CONTINUATION,
-    CONTROL,
     END_MAGIC,
     END_OF_STREAM,
     EXPLICIT_OFFSETS,
@@ -46,7 +45,8 @@ from embedlog.lazy import np, pa
 
 _TABLE = 18
 """Where the column table begins in the fields of a block: (end, CRC, nulls) per column."""
-
+_FEW_BYTES = 4096
+"""Up to here bytes are copied: to create an Arrow buffer is slower after a sleep."""
 
 Reread = Callable[[int, int], bytes | None]
 """Gets a position in a file, and a length, where something is damaged.
@@ -59,16 +59,16 @@ class BatchSource:
     """The bytes that batches are read from, and where they are in a file.
 
     Args:
-        buffer: A `pyarrow.Buffer`, or a small bytes object, which is copied.
+        buffer: Bytes, a map of a file, or a `pyarrow.Buffer`.
         path: The file, for errors.
         shift: Position in the file minus position in the buffer.
-        schema: The schema of the segment.
+        layout: Where the columns of the segment are.
         indexes: The columns whose bytes it has; None for all.
         reread: Returns the bytes of a batch with a wrong checksum, if another copy has it.
     """
 
     __slots__ = (
-        *("buffer", "indexes", "layout", "path", "reread"),
+        *("_whole", "buffer", "indexes", "layout", "path", "reread"),
         *("shift", "slice", "slice_for_arrow", "view"),
     )
 
@@ -77,26 +77,30 @@ class BatchSource:
         buffer: Any,
         path: str,
         shift: int,
-        schema: Any,
+        layout: BufferLayout,
         indexes: Collection[int] | None = None,
         reread: Reread | None = None,
     ) -> None:
         self.buffer, self.path, self.shift, self.indexes = buffer, path, shift, indexes
-        self.reread = reread
-        self.layout = layout_of(schema)
+        self.layout, self.reread = layout, reread
         self.view = memoryview(buffer)
-        # Both take a start and a length.
-        if type(buffer) is bytes:
-            self.slice, self.slice_for_arrow = self._slice_bytes, self._slice_as_buffer
-        else:
+        # Both slices take a start and a length.
+        if hasattr(buffer, "slice"):
             self.slice = self.slice_for_arrow = buffer.slice
             self.view = self.view.cast("B")  # Arrow's "b" does not compare equal to bytes
+        else:
+            self._whole: Any = None
+            small = len(self.view) <= _FEW_BYTES
+            self.slice_for_arrow = self._slice_as_buffer
+            self.slice = self._slice_bytes if small else self._slice_as_buffer
 
     def _slice_bytes(self, start: int, length: int) -> bytes:
         return self.buffer[start : start + length]  # type: ignore[no-any-return]
 
     def _slice_as_buffer(self, start: int, length: int) -> Any:
-        return pa.py_buffer(self.buffer).slice(start, length)
+        if self._whole is None:
+            self._whole = pa.py_buffer(self.buffer)
+        return self._whole.slice(start, length)
 
     def batches(self, start: int, stop: int, max_bytes: int) -> list[Batch]:
         """Return the batches of ``[start, stop)`` until they have ``max_bytes``.
@@ -392,6 +396,17 @@ class Batch:
         column = self.columns((layout.names[layout.time],), verify).column(0)
         return column if layout.time_in_ms else in_ms(column)
 
+    def times(self) -> Sequence[int]:
+        """Return the timestamp of each row, in ms.
+
+        Raises:
+            CorruptBatchError: As `columns`.
+        """
+        if self.flags & TYPED or not self._plain or self._source.indexes is not None:
+            return self.timestamps().view(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+        (times,) = self._rows(1, verify=True)
+        return times
+
     def columns(self, names: Sequence[str] | None = None, verify: bool = True) -> Any:
         """Return columns as a `pyarrow.RecordBatch`; without ``names`` all but the offsets.
 
@@ -445,6 +460,19 @@ class Batch:
                 self._check_crcs(indexes)
                 return
 
+    def _column_bytes(self, count: int, verify: bool) -> list[bytes]:
+        """Return the bytes of the first columns, as they are in the file."""
+        source, start, fields = self._source, self._start, self._fields
+        columns = []
+        for i in range(count):
+            begin, end = self.column_range(i)
+            column = source.view[start + begin : start + end].tobytes()
+            if verify and extend(0, column) != fields[_TABLE + 3 * i + 1]:
+                self._reread(f"the CRC of column {source.layout.names[i]} is wrong")
+                return self._column_bytes(count, verify)
+            columns.append(column)
+        return columns
+
     def _reread(self, reason: str) -> None:
         """Take the bytes of another copy.
 
@@ -456,7 +484,7 @@ class Batch:
         if data is None:
             source.corrupt(self._start, reason)
         # Without `reread`: what is damaged in this one is damaged.
-        copy = BatchSource(data, source.path, self.position, source.layout.original)
+        copy = BatchSource(data, source.path, self.position, source.layout)
         batch = Batch(copy, 0, len(data))
         for name in Batch.__slots__:
             setattr(self, name, getattr(batch, name))
@@ -544,27 +572,35 @@ class Batch:
         self.check(columns)
         return _header_lists(columns.column(0))
 
-    def lists(self, verify: bool = True) -> decode_small.RowLists:
-        """Return timestamps, keys, values and headers as lists that have one item per record."""
-        if self.count <= decode_small.MAX_ROWS and self._plain and not self.flags & ~CONTROL:
-            view, start, layout = self._source.view, self._start, self._source.layout
-            if verify:
-                self._check_crcs(layout.column_indexes)
-            head = view[start : self._block].tobytes()
-            body = view[self._body : start + self.size]
-            rows = decode_small.lists_fast(head, body, self.count, layout.message)
-            if rows is not None:
-                return rows
-        columns = self.columns(verify=verify)
-        self.check(columns)
-        time, key, value = (columns.column(i) for i in range(3))
-        headers = _header_lists(columns.column(3)) if self.flags & HEADERS else None
-        if self.min_timestamp == self.max_timestamp:
-            # Common for records sent at once, and saves a tenth of the time per record.
-            times = [self.min_timestamp] * self.count
-        else:
+    def lists(self, verify: bool = True) -> decode_rows.RowLists:
+        """Return timestamps, keys, values and headers as lists that have one item per record.
+
+        Raises:
+            CorruptBatchError: As `columns`.
+        """
+        if not self.count or not self._plain:
+            columns = self.columns(("timestamp", "key", "value"), verify)
+            self.check(columns)
+            time, key, value = columns
             times = time.view(pa.int64()).to_pylist()
-        return times, key.to_pylist(), value.to_pylist(), headers
+            return times, key.to_pylist(), value.to_pylist(), self.header_lists(verify)
+        assert self._source.indexes is None, "a column was not read"
+        times, keys, values = self._rows(3, verify)
+        return times, keys, values, self.header_lists(verify)
+
+    def _rows(self, count: int, verify: bool) -> list[list[Any]]:
+        """Return the first columns of an uncompressed batch of bytes as lists, without Arrow."""
+        columns = self._column_bytes(count, verify)
+        head = self._source.view[self._start : self._block].tobytes()
+        starts = 0, *self._fields[_TABLE : _TABLE + 9 : 3], self.size - self.head_size
+        message = self._source.layout.message
+        try:
+            rows = decode_rows.lists(head, columns, starts, self.count, message)
+        except (ValueError, struct.error) as error:
+            self._source.corrupt(self._start, str(error))
+        if self.flags & (LOG_APPEND_TIME | EXPLICIT_OFFSETS) == LOG_APPEND_TIME:
+            rows[0] = [self.max_timestamp] * self.count
+        return rows
 
 
 def offset_range(start: int, stop: int) -> Any:
@@ -631,7 +667,7 @@ def parse(buffer: Any, start: int, limit: int, *, path: str, position: int, sche
     """Check and return the batch at ``buffer[start]``, which must end by ``limit``.
 
     Args:
-        buffer: A `pyarrow.Buffer`, or a small bytes object, which is copied.
+        buffer: As for `BatchSource`.
         start: Where the batch begins in the buffer.
         limit: Where the bytes end that may be read.
         path: The file, for errors.
@@ -643,5 +679,5 @@ def parse(buffer: Any, start: int, limit: int, *, path: str, position: int, sche
             continues beyond ``limit``.
         UnsupportedFormatError: A newer version of embedlog wrote the batch.
     """
-    source = BatchSource(buffer, path, position - start, schema)
+    source = BatchSource(buffer, path, position - start, layout_of(schema))
     return Batch(source, start, min(limit, len(source.view)))

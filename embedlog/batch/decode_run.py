@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,8 +26,7 @@ from embedlog.batch.wire import (
     SEAL,
     TRAILER,
     VERSION,
-    BufferLayout,
-    schema,
+    bytes_layout,
     timestamp_type,
 )
 from embedlog.checksum import extend
@@ -57,7 +56,8 @@ _VALIDITIES, _TIMES, _OFFSETS = (0, 2, 5), 1, (3, 6)
 class RunLayout:
     """Where an uncompressed batch of timestamp, key and value has its fields."""
 
-    def __init__(self, layout: BufferLayout) -> None:
+    def __init__(self) -> None:
+        layout = bytes_layout()
         message = layout.message
         self.block = message.nodes + 16 * _COLUMNS
         self.size = self.block + MIN_BLOCK + ENTRY.size * _COLUMNS
@@ -66,7 +66,7 @@ class RunLayout:
         between = self.block + block.fields["size"][1] - PREFIX.size
         self.unpack_size = struct.Struct(f"<{PREFIX.size}s{between}xq").unpack_from
         """Returns the prefix and the size of the batch."""
-        self.skeleton = [np.frombuffer(part, "<u8") for part in layout.plain_skeleton or ()]
+        self.skeleton = [np.frombuffer(part, "<u8") for part in layout.plain_skeleton]
         self.trailer = _number(TRAILER.pack(self.size - self.block, END_MAGIC))
         fields = {
             "skeleton": (8, "4<u8"),
@@ -195,20 +195,6 @@ def _block_type() -> Any:
             ("trailer", "<u8"),
         ]
     )
-
-
-@lru_cache(maxsize=16)
-def _run_layout(layout: BufferLayout) -> RunLayout | None:
-    """Return None if the batches of a schema cannot be decoded here."""
-    message = layout.message
-    buffers_end = message.buffers + 16 * _BUFFERS
-    is_usual = (
-        layout.schema.equals(schema())
-        and layout.plain_skeleton is not None
-        and message.nodes == buffers_end + 8
-        and message.buffers & 7 == 0
-    )
-    return RunLayout(layout) if is_usual else None
 
 
 class BatchRun:
@@ -400,6 +386,9 @@ def _gathered(data: bytes, begins: Array, ends: Array) -> Any:
     return items.take(numbers(np.arange(0, 2 * count, 2), pa.int64()))
 
 
+_run_layout = cache(RunLayout)
+
+
 def batches_fast(
     source: BatchSource, start: int, stop: int, max_bytes: int
 ) -> list[Batch | BatchRun]:
@@ -409,9 +398,9 @@ def batches_fast(
         CorruptBatchError: The first batch is damaged.
         UnsupportedFormatError: A newer version of embedlog wrote the first batch.
     """
-    layout = _run_layout(source.layout)
-    if layout is None:
+    if source.layout is not bytes_layout():
         return [*source.batches(start, stop, max_bytes)]
+    layout = _run_layout()
     stop = min(stop, len(source.view))
     enough = min(start + max(max_bytes, 1), stop)
     pieces: list[Batch | BatchRun] = []

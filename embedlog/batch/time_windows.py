@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from embedlog.batch import compression
@@ -12,12 +11,10 @@ from embedlog.batch.wire import (
     COMPRESSED,
     ENTRY,
     EXPLICIT_OFFSETS,
-    HEADERS,
     TYPED,
-    BufferLayout,
+    bytes_layout,
     find_message,
     layout_of,
-    schema,
 )
 from embedlog.lazy import np, pa
 
@@ -104,19 +101,13 @@ def windows_of(batch: EncodedBatch, append_time: int | None = None) -> int | Win
     return count_windows(_times(batch), MINUTE_MS, low, high)
 
 
-@cache
-def _layout(flags: int) -> BufferLayout:
-    """Return where the columns of batches of bytes are."""
-    return layout_of(schema(headers=bool(flags & HEADERS), offsets=bool(flags & EXPLICIT_OFFSETS)))
-
-
 def _times(batch: EncodedBatch) -> Any:
     """Return the timestamps of a batch in ms, as a numpy array."""
     body = batch.body
     if not batch.flags & (COMPRESSED | TYPED):
         # The times are the first column, and a column without nulls begins with its values.
         return np.frombuffer(body[0], np.int64, batch.count)
-    layout = _layout(batch.flags & (HEADERS | EXPLICIT_OFFSETS))
+    layout = bytes_layout(batch.has_headers, bool(batch.flags & EXPLICIT_OFFSETS))
     if batch.flags & TYPED:
         layout = layout_of(batch.stored_schema())
     index = layout.time

@@ -6,10 +6,11 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import accumulate, product
+from typing import Any, NamedTuple, Self
 
 from embedlog.errors import InvalidConfigError
+from embedlog.forks import cached_property
 from embedlog.lazy import pa
 
 MAX_GAP = (1 << 32) - 1
@@ -99,39 +100,82 @@ class ColumnSelection(NamedTuple):
 
 
 class BufferLayout:
-    """Where each top-level column has its nodes and buffers in a flatbuffer."""
+    """Where each top-level column has its nodes and buffers in a flatbuffer.
 
-    def __init__(self, original: Any) -> None:
-        self.original, self.schema = original, original.remove_metadata()
-        self.names: list[str] = original.names
-        counts = [_count(data_type) for data_type in original.types]
+    Args:
+        names: The columns.
+        counts: How many nodes and buffers each of them has.
+        metadata: That of the schema.
+        time_in_ms: Whether the timestamps are in ms, and in UTC.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        counts: Sequence[tuple[int, int]],
+        metadata: Mapping[bytes, bytes] | None = None,
+        time_in_ms: bool = True,
+    ) -> None:
+        self.names = names
         self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
-        metadata = original.metadata or {}
+        metadata = metadata or {}
         time = metadata.get(TIME)
         self.typed = time is not None
         """Whether the batch has the columns of a typed topic."""
-        self.time = 0 if time is None else self.names.index(time.decode())
-        key: list[str] = json.loads(metadata.get(KEY, "[]")) if self.typed else ["key"]
+        self.time = 0 if time is None else names.index(time.decode())
+        key: list[str] = ["key"]
+        if self.typed:
+            key = json.loads(metadata.get(KEY, b"[]"))
         self.key = tuple(key)
         """The names of the key columns."""
-        self.time_in_ms = original.types[self.time] == timestamp_type()
-        head = head_of_nulls(original)
-        self.message = find_message(head)
-        self.plain_skeleton = _plain_skeleton(head)
+        self.time_in_ms = time_in_ms
+        self.head = batch_message(self.nodes[-1], self.buffers[-1])
+        """The head of an uncompressed batch, whose lengths are zero."""
+        self.message = find_message(self.head)
+        self.plain_skeleton = SKELETON.unpack_from(self.head, 8)
+        """That of all uncompressed batches: their flatbuffer need not be read."""
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.column_indexes = tuple(range(len(counts)))
-        self.flags = HEADERS if self.added("headers") in self.names else 0
+        self.flags = HEADERS if self.added("headers") in names else 0
         """Those of the `COLUMN_FLAGS` that every batch of this schema has; it has no others."""
         if self.typed:
-            self.flags |= TYPED | (TOMBSTONES if "_tombstone" in self.names else 0)
-        self.has_offsets = self.names[-1] == self.added("offset")
+            self.flags |= TYPED | (TOMBSTONES if "_tombstone" in names else 0)
+        self.has_offsets = names[-1] == self.added("offset")
         """Whether its last column has the offsets, as in a compacted segment."""
         if self.has_offsets:
             self.flags |= EXPLICIT_OFFSETS
         self.selections: dict[tuple[str, ...] | bool, ColumnSelection] = {}
         self.head_layout: Any = None
         """The `HeadLayout` of the last batch that was read; `decode` sets it."""
+
+    @classmethod
+    def of_schema(cls, original: Any) -> Self:
+        """Return the layout of an Arrow schema."""
+        metadata = original.metadata or {}
+        time = original.names.index(metadata[TIME].decode()) if TIME in metadata else 0
+        layout = cls(
+            original.names,
+            [_count(data_type) for data_type in original.types],
+            metadata,
+            original.types[time] == timestamp_type(),
+        )
+        layout.original = original
+        return layout
+
+    @cached_property
+    def original(self) -> Any:
+        """The Arrow schema; with its metadata, if it is of a typed topic."""
+        return schema(headers=bool(self.flags & HEADERS), offsets=self.has_offsets)
+
+    @cached_property
+    def schema(self) -> Any:
+        """The Arrow schema without metadata."""
+        return self.original.remove_metadata()
+
+    def has_columns_of(self, other: BufferLayout) -> bool:
+        """Whether both schemas have the same columns."""
+        return self is other or bool(self.original.equals(other.original))
 
     def added(self, name: str) -> str:
         """Return the name that a column of embedlog's own has in a segment."""
@@ -181,28 +225,6 @@ def _count(data_type: Any) -> tuple[int, int]:
         child_nodes, child_buffers = _count(data_type.field(i).type)
         nodes, buffers = nodes + child_nodes, buffers + child_buffers
     return nodes, buffers
-
-
-_layouts: dict[int, BufferLayout] = {}
-_recent: list[BufferLayout] = []
-
-
-def layout_of(schema: Any) -> BufferLayout:
-    """Return the layout of a schema, cached by identity and then by equality."""
-    layout = _layouts.get(id(schema))
-    if layout is not None and layout.original is schema:
-        return layout
-    # Read the list once: another thread may change it between two reads.
-    equal = (cached for cached in _recent[::-1] if cached.original.equals(schema, True))
-    layout = next(equal, None) or BufferLayout(schema)
-    if _recent and layout is _recent[-1]:
-        return layout
-    # Bounded: a program that creates schemas all the time must not leak memory.
-    if len(_layouts) >= 256:
-        _layouts.clear()
-    _layouts[id(layout.original)] = layout
-    _recent[:] = [*(cached for cached in _recent[-63:] if cached is not layout), layout]
-    return layout
 
 
 class Message(NamedTuple):
@@ -282,25 +304,23 @@ SKELETON = struct.Struct("<32s8x24s")
 """The tables of a head as pyarrow writes them, from byte 8, without the body's length."""
 
 
-def head_of_nulls(schema: Any) -> bytes:
-    """Return the head of a batch of one row; that of an empty one omits fields that are zero."""
-    arrays = [pa.nulls(1, data_type) for data_type in schema.types]
-    message = pa.RecordBatch.from_arrays(arrays, names=schema.names).serialize()
-    head: bytes = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
-    return head
+_BATCH = bytes.fromhex(
+    "14000000 00000000 0c001600 06000500 08000c00 0c000000 00030400 18000000"
+    "00000000 00000000 00000a00 18000c00 04000800 0a000000"
+)
+"""The tables of an uncompressed batch as pyarrow writes them, up to the place of its vectors."""
 
 
-def _plain_skeleton(head: bytes) -> tuple[bytes, bytes] | None:
-    """Return the skeleton of all uncompressed batches; None if pyarrow writes another layout.
+def batch_message(nodes: int, buffers: int) -> bytes:
+    """Return the head of an uncompressed batch whose lengths are zero.
 
-    The flatbuffer of a batch with this skeleton need not be read: a compressed one differs.
+    Args:
+        nodes: How many nodes its columns have.
+        buffers: How many buffers its columns have.
     """
-    outer, body_length, table, inner, size = _tables(head)
-    shape_is_inside = outer >= 8 and body_length == 40 and inner + size <= 72 and table + 4 <= 72
-    if not shape_is_inside or find_message(head).compressed:
-        return None
-    first, second = SKELETON.unpack_from(head, 8)
-    return first, second
+    vectors = struct.pack("<IIqII", 28 + 16 * buffers, 16, 0, 0, buffers) + bytes(16 * buffers)
+    message = _BATCH + vectors + struct.pack("<II", 0, nodes) + bytes(16 * nodes)
+    return PREFIX.pack(CONTINUATION, len(message)) + message
 
 
 def decoded_size(
@@ -321,3 +341,43 @@ def decoded_size(
             length = length - 8 if raw == -1 else raw
         total += length
     return total
+
+
+def _bytes_layout(headers: bool, offsets: bool) -> BufferLayout:
+    columns = {"timestamp": (1, 2), "key": (1, 3), "value": (1, 3)}
+    if headers:
+        columns["headers"] = 4, 9
+    if offsets:
+        columns["offset"] = 1, 2
+    return BufferLayout(list(columns), list(columns.values()))
+
+
+_OF_BYTES = {columns: _bytes_layout(*columns) for columns in product((False, True), repeat=2)}
+
+
+def bytes_layout(headers: bool = False, offsets: bool = False) -> BufferLayout:
+    """Return the layout of `schema`: the same object for all segments of topics of bytes."""
+    return _OF_BYTES[headers, offsets]
+
+
+_layouts: dict[int, BufferLayout] = {}
+_recent: list[BufferLayout] = []
+
+
+def layout_of(schema: Any) -> BufferLayout:
+    """Return the layout of an Arrow schema, cached by identity and then by equality."""
+    layout = _layouts.get(id(schema))
+    if layout is not None and layout.original is schema:
+        return layout
+    # Read the list once: another thread may change it between two reads.
+    cached, typed = [*_recent[::-1], *_OF_BYTES.values()], TIME in (schema.metadata or ())
+    equal = (each for each in cached if each.typed is typed and each.original.equals(schema, typed))
+    layout = next(equal, None) or BufferLayout.of_schema(schema)
+    if _recent and layout is _recent[-1]:
+        return layout
+    # Bounded: a program that creates schemas all the time must not leak memory.
+    if len(_layouts) >= 256:
+        _layouts.clear()
+    _layouts[id(layout.original)] = layout
+    _recent[:] = [*(other for other in _recent[-63:] if other is not layout), layout]
+    return layout

@@ -14,8 +14,9 @@ from embedlog.cli.parser import OK, CommandParser, add_flag, add_option, add_row
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
-    from embedlog.api import Log, TopicView
+    from embedlog.api import Log
     from embedlog.api.offset_range import OffsetRange
+    from embedlog.api.topic import TopicView
     from embedlog.record import Record
 
     Start = Callable[[Log, OffsetRange], OffsetRange]

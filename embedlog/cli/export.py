@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from embedlog.api import Log, TopicView
+    from embedlog.api import Log
+    from embedlog.api.topic import TopicView
     from embedlog.api.typed_topic import TypedTopicView
     from embedlog.cli.write_files import Write
 

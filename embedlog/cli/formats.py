@@ -11,13 +11,13 @@ from itertools import islice
 from json.encoder import encode_basestring as _quoted
 from typing import Any
 
-from embedlog.api import TopicView
+from embedlog.api.topic import TopicView
 from embedlog.api.typed_topic import TypedTopicView
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa
 from embedlog.record import Record
-from embedlog.registry import AvroToJson
+from embedlog.registry.avro_serializers import AvroToJson
 from embedlog.schemas.json_columns import json_objects, to_json
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.schemas.values import arrow_array, checker_of, nullable

@@ -18,7 +18,8 @@ from embedlog.cli.read_files import FileRows, csv_rows, lines_as_rows, parquet_r
 from embedlog.config import INT_MAX
 from embedlog.errors import InvalidRecordError
 from embedlog.lazy import pa
-from embedlog.registry import JsonToAvro, binder
+from embedlog.registry import binder
+from embedlog.registry.avro_serializers import JsonToAvro
 from embedlog.serializers import Field, adapt, shortened
 
 _FIELDS = {"value", "key", "headers", "partition", "timestamp"}

@@ -85,7 +85,7 @@ def _events(log: Log, args: argparse.Namespace) -> Iterator[tuple[Record, dict[s
 
 def _batches(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
     """Yield the records until now, and with ``follow`` new ones without an end."""
-    from embedlog.api import TopicView
+    from embedlog.api.topic import TopicView
     from embedlog.catalog import ACTIVITY
 
     start = 0

@@ -21,8 +21,9 @@ from embedlog.errors import (
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from embedlog.api import Log, TopicView
+    from embedlog.api import Log
     from embedlog.api.offset_range import OffsetRange
+    from embedlog.api.topic import TopicView
     from embedlog.partition import Durability, PartitionLog
 
 _WAIT_SECONDS = 60.0
@@ -129,7 +130,7 @@ def partitions(log: Log, topic: str, numbers: list[int]) -> list[PartitionLog]:
 
 def view_of(log: Log, topic: str, ranges: Sequence[OffsetRange]) -> TopicView[Any, Any]:
     """Return some records; those of a topic of bytes as they are stored."""
-    from embedlog.api import TopicView
+    from embedlog.api.topic import TopicView
 
     if log.root.topic(topic).schema_version:
         from embedlog.api.typed_topic import TypedTopicView

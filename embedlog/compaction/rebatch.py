@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import replace as with_fields
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -252,10 +251,10 @@ def _gathered(
         packed = pack(rows, text_columns_of(log.config)) if first.is_typed else b""
         encoded = batches.encode(rows, first.codec, statistics=packed)
         flags = encoded.flags | _kind(first)[1]
-        encoded = with_fields(encoded, flags=flags, delete_horizon=first.delete_horizon)
+        encoded = encoded.changed(flags=flags, delete_horizon=first.delete_horizon)
         if first.is_log_append_time:
             time = first.max_timestamp
-            encoded = with_fields(encoded, min_timestamp=time, max_timestamp=time)
+            encoded = encoded.changed(min_timestamp=time, max_timestamp=time)
         if len(run) == 1 and first.producer_id is not None and rows.num_rows == first.count:
             assert first.producer_epoch is not None
             assert first.base_sequence is not None

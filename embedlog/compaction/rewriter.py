@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -162,7 +161,7 @@ class Rewriter:
         columns = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         packed = pack(columns, self._text_statistics) if self._has_statistics else b""
         encoded = batches.encode(columns, kind.codec, statistics=packed)
-        return replace(encoded, flags=encoded.flags | kind.flags, delete_horizon=horizon)
+        return encoded.changed(flags=encoded.flags | kind.flags, delete_horizon=horizon)
 
     def _fill_up_to(self, offset: int) -> None:
         """Let the pending batch end at ``offset``, or put an empty batch in between."""

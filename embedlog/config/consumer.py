@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from embedlog.config.settings import Settings
@@ -35,7 +34,6 @@ def _assignors(value: Any) -> tuple[Any, ...]:
     return tuple(items) if objects else tuple(names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig(Settings):
     """The settings of a consumer.
 

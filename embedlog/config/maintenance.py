@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from embedlog.config.settings import Settings
 from embedlog.config.values import number, switch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceConfig(Settings):
     """The settings of the maintenance jobs; in Kafka they are broker settings.
 

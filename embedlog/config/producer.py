@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from embedlog.config.settings import Settings
@@ -29,7 +28,6 @@ def _acks(value: object) -> object:
     return _ACKS[str(value)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(Settings):
     """The settings of a producer.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, dataclass_transform
 
 from embedlog.config.network import is_network_setting
+from embedlog.config.values import Setting
 from embedlog.errors import InvalidConfigError
 from embedlog.hints import Hint
 
@@ -21,11 +21,44 @@ _HINTS = {
 """What to use instead of settings of Kafka's clients that embedlog does not have."""
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 class Settings:
-    """The base of all configs: immutable, and checked when they are made."""
+    """The base of all configs: immutable, and checked when they are made.
 
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    Not dataclasses: to make four of them takes a short program as long as to open its log.
+    """
+
+    __settings__: ClassVar[dict[str, Setting]]
+    """Those that a config declares; an object has only those that it was given."""
+
+    def __init_subclass__(cls) -> None:
+        declared = {name: each for name, each in vars(cls).items() if isinstance(each, Setting)}
+        cls.__settings__ = declared
+        for name, setting in declared.items():
+            setattr(cls, name, setting.default)
+
+    def __init__(self, **values: object) -> None:
+        if unknown := values.keys() - self.__settings__.keys():
+            raise TypeError(f"{type(self).__name__} has no setting {min(unknown)}")
+        for name, value in values.items():
+            self._set(name, value)
+        self.__post_init__()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"A config cannot be changed: {name}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.to_dict().values()))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__settings__)
+        return f"{type(self).__name__}({values})"
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> Self:
@@ -39,10 +72,10 @@ class Settings:
                 given twice, of the wrong type, or contradicts another one.
         """
         values: dict[str, object] = {}
-        lenient = "strict" in cls.__dataclass_fields__ and not _is_true(settings.get("strict"))
+        lenient = "strict" in cls.__settings__ and not _is_true(settings.get("strict"))
         for spelling, value in settings.items():
             name = str(spelling).replace(".", "_")
-            if name not in cls.__dataclass_fields__:
+            if name not in cls.__settings__:
                 if is_network_setting(name) and (lenient or value is None):
                     continue
                 cls._refuse(str(spelling), name)
@@ -73,7 +106,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings, by their dotted names."""
-        return {name.replace("_", "."): getattr(self, name) for name in self.__dataclass_fields__}
+        return {name.replace("_", "."): getattr(self, name) for name in self.__settings__}
 
     @classmethod
     def _refuse(cls, spelling: str, name: str) -> NoReturn:
@@ -93,7 +126,7 @@ class Settings:
             )
         from difflib import get_close_matches
 
-        similar = get_close_matches(name, cls.__dataclass_fields__, n=1)
+        similar = get_close_matches(name, cls.__settings__, n=1)
         separator = "." if "." in spelling else "_"
         raise InvalidConfigError(
             f"A {cls.__name__.removesuffix('Config').lower()} has no setting {spelling}",
@@ -102,17 +135,16 @@ class Settings:
         )
 
     def __post_init__(self) -> None:
-        """Check every field and convert its value."""
-        for field in self.__dataclass_fields__.values():
-            value = getattr(self, field.name)
+        """Check every value, and convert it."""
+        for name, value in [*vars(self).items()]:
             # A default needs no check, and may be a value that users cannot pass.
-            if value is field.default:
+            if value is self.__settings__[name].default:
                 continue
             try:
-                self._set(field.name, field.metadata["check"](value))
+                self._set(name, self.__settings__[name].check(value))
             except ValueError as error:
                 raise InvalidConfigError(
-                    f"{field.name} must be {error}, got {value!r}", setting=field.name, value=value
+                    f"{name} must be {error}, got {value!r}", setting=name, value=value
                 ) from None
 
     def _set(self, name: str, value: object) -> None:

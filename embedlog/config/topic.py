@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from embedlog.config.settings import Settings
@@ -54,7 +53,6 @@ def _mirror_source(value: object) -> str:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(Settings):
     """The settings of a topic.
 

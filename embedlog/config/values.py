@@ -7,9 +7,8 @@ that says what the value must be.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field as dataclass_field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedlog.serializers import Action, Field, adapt
 
@@ -26,9 +25,18 @@ def setting_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class Setting(NamedTuple):
+    """A setting, as it is declared."""
+
+    default: Any
+    check: Callable[[Any], object]
+    only_default: bool = False
+    """Whether other values are refused."""
+
+
 def checked(default: object, check: Callable[[Any], object]) -> Any:
     """Declare a setting with its check."""
-    return dataclass_field(default=default, metadata={"check": check})
+    return Setting(default, check)
 
 
 def number(default: int | float, minimum: float, maximum: float = LONG_MAX) -> Any:
@@ -104,7 +112,7 @@ def only(default: bool | int, why: str) -> Any:
             raise ValueError(f"{words}, since {why}")
         return default
 
-    return dataclass_field(default=default, metadata={"check": check, "only": True})
+    return Setting(default, check, only_default=True)
 
 
 def serializer(action: Action, field: Field) -> Any:

@@ -9,12 +9,3 @@
 - `group_client`, `group_member`, `heartbeat`, `committer`, `rebalance_notifier`: the
   membership in a consumer group.
 """
-
-from __future__ import annotations
-
-from embedlog.consumer.consumer import Consumer
-from embedlog.consumer.deserialize import COLUMNS
-from embedlog.consumer.group_client import ConsumerGroupMetadata
-from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
-
-__all__ = ["COLUMNS", "Consumer", "ConsumerGroupMetadata", "ConsumerRebalanceListener"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.cursor import PartitionCursor
 from embedlog.display import plural
 from embedlog.errors import EmbedlogError
+from embedlog.lazy import logging
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 Positions = Mapping[TopicPartition, OffsetAndMetadata]

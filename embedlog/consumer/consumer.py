@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
@@ -33,7 +31,7 @@ from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
-from embedlog.display import html_table, plural, public_names
+from embedlog.display import plural, public_names
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -43,8 +41,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
     hint_at_missing,
 )
+from embedlog.lazy import logging
 from embedlog.listeners import GROUP, Client
-from embedlog.metrics import Metrics, Sample, nested
 from embedlog.record import (
     K_co,
     OffsetAndMetadata,
@@ -54,12 +52,14 @@ from embedlog.record import (
     V_co,
 )
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.row_filter import check_where
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import pyarrow as pa
 
     from embedlog.config.options import ConsumerOptions
+    from embedlog.metrics import Metrics, Sample
     from embedlog.schemas.row_filter import Where
 
 _log = logging.getLogger("embedlog.consumer")
@@ -155,6 +155,8 @@ class Consumer(Generic[K_co, V_co]):
 
     def _repr_html_(self) -> str:
         """For notebooks: the assigned partitions with position and lag."""
+        from embedlog.display import html_table
+
         heads = ("topic", "partition", "position", "log end", "lag", "state")
         try:
             with self._guard:
@@ -600,6 +602,8 @@ class Consumer(Generic[K_co, V_co]):
             return self._iter_batches(self._query(columns, where), self._ends(until))
 
     def _query(self, columns: Sequence[str] | None, where: Where | None) -> ColumnQuery:
+        from embedlog.schemas.row_filter import check_where
+
         check_column_names(columns)
         names = None if columns is None else tuple(columns)
         catalog = self._root.context.catalog
@@ -817,6 +821,8 @@ class Consumer(Generic[K_co, V_co]):
         on monitoring lists all names.  Averages and maxima are over the life of the consumer; an
         average of nothing is NaN.  May be called from any thread.
         """
+        from embedlog.metrics import nested
+
         return nested(self._samples())
 
     def _samples(self) -> Iterator[Sample]:

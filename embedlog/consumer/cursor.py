@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.lazy import logging
 from embedlog.listeners import Client, Listener
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader

@@ -28,9 +28,6 @@ from embedlog.lazy import pa
 from embedlog.record import Record, TopicPartition
 from embedlog.registry import binder
 from embedlog.root.root import Root
-from embedlog.schemas.reading import TypedReader
-from embedlog.schemas.row_filter import row_filter
-from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.serializers import (
     Adapter,
     Bind,
@@ -41,7 +38,9 @@ from embedlog.serializers import (
 )
 
 if TYPE_CHECKING:
+    from embedlog.schemas.reading import TypedReader
     from embedlog.schemas.row_filter import Where
+    from embedlog.schemas.topic_schema import TopicSchema
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 """The default columns of `Consumer.iter_batches`."""
@@ -280,6 +279,8 @@ def topic_deserializers(
         InvalidConfigError: The topic's is pickle, which is not allowed.
     """
     if schema is not None:
+        from embedlog.schemas.reading import TypedReader
+
         key, value = (None if own is None or own.name else own for own in (key, value))
         return Deserializers(key, value, TypedReader(schema))
     adapt = partial(
@@ -375,6 +376,8 @@ class ArrowDecoder:
     typed = None
 
     def __init__(self, partition: TopicPartition, query: ColumnQuery, verify: bool) -> None:
+        from embedlog.schemas.row_filter import row_filter
+
         self._selected = names = check_columns(query.names)
         self._condition = None
         if query.where is not None:
@@ -450,6 +453,8 @@ class TypedArrowDecoder:
     """
 
     def __init__(self, partition: TopicPartition, query: ColumnQuery, reader: TypedReader) -> None:
+        from embedlog.schemas.row_filter import row_filter
+
         self.query, self.typed, self._partition = query, reader, partition
         try:
             schema = reader.select(query.names)

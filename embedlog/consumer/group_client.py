@@ -8,7 +8,6 @@ and KIP-848's idea of reconciling each partition by itself).
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -43,6 +42,7 @@ from embedlog.errors import (
 )
 from embedlog.group import Group
 from embedlog.groups.offsets import check_group_id
+from embedlog.lazy import logging
 from embedlog.partition import tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -13,8 +12,8 @@ from embedlog import assignor, kv
 from embedlog.assignor import Assignor, RebalanceStep
 from embedlog.errors import CommitFailedError, FencedInstanceIdError, UnknownMemberIdError
 from embedlog.group import Group, Partitions, Positions
-from embedlog.groups import offsets, ownership
-from embedlog.groups.membership import LOCKS, MemberInfo, Membership
+from embedlog.groups import LOCKS, offsets, ownership
+from embedlog.groups.membership import MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED
 from embedlog.groups.ownership import NO_OWNER, NO_START, OWNERS, PartitionOwner, is_owned
 from embedlog.keyspace import MEMBER_DEADLINES, PARTITION_KEY
@@ -77,6 +76,8 @@ def join(
     Raises:
         InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
     """
+    import uuid
+
     unique = uuid.uuid4()
     prefix = _NOT_IN_IDS.sub("-", instance_id or client_id)[:MAX_ID_PREFIX] or "consumer"
     info = MemberInfo(

@@ -6,7 +6,6 @@ by the polling thread.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
 )
 from embedlog.files import ProcessWatch
+from embedlog.lazy import logging
 
 CHECKPOINT_SECONDS = 1.0
 """How long a commit may wait for its checkpoint."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
 from embedlog.consumer.assignment import Assignment
 from embedlog.errors import UnknownTopicOrPartitionError
+from embedlog.lazy import logging
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 

@@ -49,7 +49,7 @@ from embedlog.partition import journal
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFileWriter
 from embedlog.publish.transaction import Publication, publish
-from embedlog.registry import SchemaRegistry
+from embedlog.registry.schema_registry import SchemaRegistry
 from embedlog.root.root import Root
 from embedlog.schemas.infer import columns_of
 from embedlog.schemas.json_columns import read_json

@@ -22,9 +22,6 @@ from embedlog import keyspace
 from embedlog.errors import FencedInstanceIdError, GroupMaxSizeReachedError, UnknownMemberIdError
 from embedlog.record import TopicPartition
 
-LOCKS = "locks/member-"
-"""Prefix of the paths of members' lock files."""
-
 Topics = dict[str, tuple[int, int]]
 """Topic to its id, which a re-created one does not keep, and its number of partitions."""
 

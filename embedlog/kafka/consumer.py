@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from embedlog import errors as log_errors
 from embedlog.config import ConsumerConfig
-from embedlog.consumer import Consumer, ConsumerRebalanceListener
+from embedlog.consumer.consumer import Consumer
+from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.kafka import errors
 from embedlog.kafka.client import (
     NETWORK_SETTINGS,
@@ -88,7 +89,7 @@ class KafkaConsumer(LogClient):
 
     def _settings(self, configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings for the log's own consumer."""
-        known = ConsumerConfig.__dataclass_fields__
+        known = ConsumerConfig.__settings__
         settings = {
             name: self.config[name]
             for name in configs

@@ -139,7 +139,7 @@ class KafkaProducer(LogClient):
 
     def _settings(self, configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings for the log's own producer."""
-        known = ProducerConfig.__dataclass_fields__
+        known = ProducerConfig.__settings__
         settings = {
             name: value
             for name, value in configs.items()

@@ -13,7 +13,6 @@ between two rounds are one event.  An idle log gets no events, and not even the 
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +41,7 @@ from embedlog.keyspace import (
     REPORTED_TOPICS,
     REPORTED_VERSION,
 )
+from embedlog.lazy import logging
 from embedlog.partition import PartitionLog
 from embedlog.retention import RetentionResult
 from embedlog.root.root import Root

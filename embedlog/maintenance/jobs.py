@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
+from embedlog.lazy import logging
 from embedlog.maintenance import activity
 from embedlog.partition import PartitionLog, flush, tail
 from embedlog.partition.producer_state import expire_producers

@@ -17,7 +17,6 @@ seconds do not run each job again.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -31,6 +30,7 @@ from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.failures import Failures
 from embedlog.files import ProcessWatch
 from embedlog.keyspace import JOB_RUNS
+from embedlog.lazy import logging
 from embedlog.maintenance import activity
 from embedlog.maintenance.jobs import (
     JOBS,

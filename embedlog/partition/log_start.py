@@ -21,8 +21,6 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from sortedcontainers import SortedDict
-
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
@@ -31,6 +29,8 @@ from embedlog.partition.roll import roll
 from embedlog.partition.tail import TAILS, Tail, unpack
 
 if TYPE_CHECKING:
+    from sortedcontainers import SortedDict
+
     from embedlog.partition.partition_log import PartitionLog
 
 _NAMES_PER_COMMIT = 1_000

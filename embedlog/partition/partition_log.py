@@ -6,19 +6,17 @@ Lock order: the lock of the log (`LogLock`), thread lock, then the partition's `
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
-
-from sortedcontainers import SortedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from embedlog import batch as batches
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
+from embedlog.batch.wire import BufferLayout, bytes_layout, layout_of
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -34,6 +32,7 @@ from embedlog.files import Files
 from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.forks import cached_property
 from embedlog.hints import REPAIR
+from embedlog.lazy import logging
 from embedlog.partition import (
     append,
     flush,
@@ -47,12 +46,15 @@ from embedlog.partition import (
 from embedlog.partition.lookup import RecordCounts
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.state import AppendRules, Context, append_rules
+from embedlog.partition.state import AppendRules, Context
 from embedlog.partition.tail import TAILS, CachedTail, Tail, peek_tail
 from embedlog.record import Appended, OffsetAndTimestamp
-from embedlog.schemas.segment_schema import segment_schema
-from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import SegmentFile, path_of
+
+if TYPE_CHECKING:
+    from sortedcontainers import SortedDict
+
+    from embedlog.schemas.topic_schema import TopicSchema
 
 _logger = logging.getLogger("embedlog.partition")
 T = TypeVar("T")
@@ -281,6 +283,8 @@ class PartitionLog:
             )
         read = self.context.state.read
         if whole:
+            from sortedcontainers import SortedDict
+
             segments = read(lambda txn: catalog.segments(txn, self.key))
             self.active_segment = self._existing(segments[-1] if segments else None)
             self._segments = SortedDict((segment.base_offset, segment) for segment in segments)
@@ -288,7 +292,7 @@ class PartitionLog:
             active = read(lambda txn: catalog.last_segment(txn, self.key))
             self.active_segment, self._segments = self._existing(active), None
         self.config, self.schema = topic.config, self.context.catalog.schema(topic)
-        self.rules = append_rules(topic.config, self.active_segment)
+        self.rules = AppendRules(topic.config, self.active_segment)
         self.snapshot_version = version
 
     def _existing(self, segment: SegmentInfo | None) -> SegmentInfo:
@@ -526,7 +530,7 @@ class PartitionLog:
             files: Where, if the partition has several copies, and it is to be read there only.
             mend: Whether what is found to be damaged is replaced by what another copy has.
         """
-        expected = partial(self._expected_schemas, info)
+        expected = partial(self._expected_layouts, info)
         reread = partial(self.reread, info) if mend and files is None else None
         files = self.context.files if files is None else files
         return SegmentFile(files, self.path_of(info), write=write, expected=expected, reread=reread)
@@ -573,6 +577,8 @@ class PartitionLog:
             schema = self.context.catalog.schema(topic, info.schema_version)
         if schema is None:
             return batches.schema(headers=info.headers, offsets=offsets, metadata=metadata)
+        from embedlog.schemas.segment_schema import segment_schema
+
         return segment_schema(
             schema,
             headers=info.headers,
@@ -581,11 +587,11 @@ class PartitionLog:
             metadata=metadata,
         )
 
-    def _expected_schemas(self, info: SegmentInfo) -> tuple[Any, ...]:
-        """Return the schemas, without metadata, that a segment file may have."""
+    def _expected_layouts(self, info: SegmentInfo) -> tuple[BufferLayout, ...]:
+        """Return the layouts that a segment file may have."""
         if not info.schema_version:
-            return _columns(info.headers)
-        return tuple(self.schema_of(info, offsets) for offsets in (False, True))
+            return tuple(bytes_layout(info.headers, offsets) for offsets in (False, True))
+        return tuple(layout_of(self.schema_of(info, offsets)) for offsets in (False, True))
 
     def path_of(self, info: SegmentInfo) -> str:
         """Return the path of a segment, relative to the root."""
@@ -897,9 +903,3 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp: int) -> OffsetAndTimestamp | None:
         """Return the first record, in offset order, at or after ``timestamp`` ms."""
         return lookup.offset_for_timestamp(self, timestamp)
-
-
-@cache
-def _columns(headers: bool) -> tuple[Any, ...]:
-    """Return the schemas, without metadata, that a segment file may have."""
-    return tuple(batches.schema(headers=headers, offsets=offsets) for offsets in (False, True))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from embedlog import catalog
 from embedlog.batch import Batch, PlacedBatch, placed, trimmed
-from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout, layout_of
+from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout
 from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -24,12 +23,11 @@ from embedlog.hints import VERIFY
 from embedlog.partition import lookup
 from embedlog.partition.tail import Tail
 from embedlog.record import OffsetAndTimestamp
-from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
-from embedlog.schemas.typed_batch import typed
 from embedlog.segment import CHUNK_BYTES, SegmentFile
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
+    from embedlog.schemas.topic_schema import TopicSchema
 
 ColumnIndexes = Callable[[BufferLayout], Collection[int]]
 """Returns the columns of a schema that are needed, by their indexes."""
@@ -154,17 +152,21 @@ class PartitionReader:
                     break
                 offset = batch.next_offset
             if result and batches[0].is_typed:
+                from embedlog.schemas.typed_batch import typed
+
                 schema = self._stored_schema(batches[0])
                 result = [PlacedBatch(begin, typed(batch, schema)) for begin, batch in result]
             return result
 
     def _stored_schema(self, batch: Batch) -> TopicSchema:
         """Return the version of a typed topic's schema that a batch has, for another log."""
+        from embedlog.schemas.topic_schema import OTHER_LOG
+
         version = int(batch.layout.original.metadata[SCHEMA_VERSION])
         catalog = self._log.context.catalog
         schema = catalog.schema(catalog.topic(self._log.topic), version)
         assert schema is not None
-        return replace(schema, topic_id=OTHER_LOG)
+        return schema.changed(topic_id=OTHER_LOG)
 
     def release_files(self) -> bool:
         """Close the file for now, unless a read is in progress; the next read opens it again."""
@@ -261,7 +263,7 @@ class PartitionReader:
         assert file is not None
         if columns is None:
             return file.read(self._position, stop, max_bytes)
-        indexes = columns(layout_of(file.schema))
+        indexes = columns(file.layout)
         return file.read_columns(self._position, stop, max_bytes, indexes)
 
     def _advance(self, batches: list[Batch], end: int) -> list[Batch]:

@@ -8,8 +8,6 @@ recovery that is killed can be repeated.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from embedlog import catalog, index, keyspace, kv
@@ -25,6 +23,7 @@ from embedlog.errors import (
 from embedlog.groups import offsets
 from embedlog.hints import REPAIR
 from embedlog.index import IndexEntry
+from embedlog.lazy import logging
 from embedlog.partition import journal, leader_epochs, producer_state, roll, unnamed_files
 from embedlog.partition.flush import sync_entries
 from embedlog.partition.producer_state import ProducerState, SentBatch
@@ -59,36 +58,37 @@ def discard_tail(log: PartitionLog) -> None:
 # The scan, which changes nothing
 
 
-@dataclass(slots=True)
 class RecoveryScan:
-    """What the segments of a partition hold."""
+    """What the segments of a partition hold.
 
-    info: PartitionInfo
-    active: SegmentInfo
-    next_offset: int
-    """Where the log ends."""
-    position: int | None = None
-    """Where the active file ends; None if the file has to be created again."""
-    whole: list[SegmentInfo] = field(default_factory=list)
-    dropped: list[SegmentInfo] = field(default_factory=list)
-    unmarked: list[SegmentInfo] = field(default_factory=list)
-    """Sealed segments that lost their end mark in a power cut."""
-    sized: list[tuple[SegmentInfo, bytes]] = field(default_factory=list)
-    """Adopted segments, whose size only the scan found, and their index."""
-    replay: bool = False
-    """Whether to rebuild the producers from the batches alone, from the first one on."""
-    journaled: bool = False
-    """Whether a publication wrote here, so that readers may have seen what is truncated."""
-    unpublished: bool = False
-    """Whether a publication may have left batches past the end."""
-    damage: str | None = None
-    """The damage at which the log ends; None if it ends because nothing follows."""
-    max_timestamp: int = NO_TIME
-    first_timestamp: int = NO_TIME
-    unindexed: int = 0
-    entries: list[IndexEntry] = field(default_factory=list)
-    producers: dict[int, ProducerState] = field(default_factory=dict)
-    epoch: int = 0
+    Args:
+        info: The partition.
+        active: Its active segment.
+        next_offset: Where the log ends.
+    """
+
+    def __init__(self, info: PartitionInfo, active: SegmentInfo, next_offset: int) -> None:
+        self.info, self.active, self.next_offset = info, active, next_offset
+        self.position: int | None = None
+        """Where the active file ends; None if the file has to be created again."""
+        self.whole: list[SegmentInfo] = []
+        self.dropped: list[SegmentInfo] = []
+        self.unmarked: list[SegmentInfo] = []
+        """Sealed segments that lost their end mark in a power cut."""
+        self.sized: list[tuple[SegmentInfo, bytes]] = []
+        """Adopted segments, whose size only the scan found, and their index."""
+        self.replay = False
+        """Whether to rebuild the producers from the batches alone, from the first one on."""
+        self.journaled = False
+        """Whether a publication wrote here, so that readers may have seen what is truncated."""
+        self.unpublished = False
+        """Whether a publication may have left batches past the end."""
+        self.damage: str | None = None
+        """The damage at which the log ends; None if it ends because nothing follows."""
+        self.max_timestamp = self.first_timestamp = NO_TIME
+        self.unindexed = self.epoch = 0
+        self.entries: list[IndexEntry] = []
+        self.producers: dict[int, ProducerState] = {}
 
     def add(self, batch: Batch, interval: int, now_ms: int) -> None:
         """Count a good batch: index it as the append did, and note its producer."""

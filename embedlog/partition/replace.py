@@ -107,9 +107,9 @@ class Replacement:
         new = roll.with_columns(SegmentInfo(base_offset, 0, log.context.clock()), columns)
         self.info = unnamed_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
-        schema = roll.schema_of(log, self.info, offsets=offsets)
+        head = roll.head_of(log, self.info, offsets)
         try:
-            self._file = create(log.context.files, log.path_of(self.info), schema)
+            self._file = create(log.context.files, log.path_of(self.info), head)
             self.size = self._file.start
             """How many bytes were written so far."""
         except BaseException:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EXPLICIT_OFFSETS, HEADERS, TOMBSTONES, EncodedBatch
-from embedlog.batch.wire import SCHEMA_VERSION, layout_of
+from embedlog.batch.messages import schema_message
+from embedlog.batch.wire import SCHEMA_VERSION, BufferLayout
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
-from embedlog.partition import producer_state, segment_statistics, unnamed_files
+from embedlog.lazy import logging
+from embedlog.partition import producer_state, unnamed_files
 from embedlog.partition.flush import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail, creation_time, first_append_time, peek_tail
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -71,16 +72,15 @@ def columns_of(*encoded: EncodedBatch) -> SegmentInfo:
     )
 
 
-def columns_of_schema(schema: Any) -> SegmentInfo:
-    """Return a segment, with nothing else, that has the columns of a segment file's schema."""
-    flags, version = layout_of(schema).flags, (schema.metadata or {}).get(SCHEMA_VERSION)
+def columns_of_layout(layout: BufferLayout) -> SegmentInfo:
+    """Return a segment, with nothing else, that has the columns of a segment file."""
     return SegmentInfo(
         0,
         0,
         0,
-        headers=bool(flags & HEADERS),
-        tombstones=bool(flags & TOMBSTONES),
-        schema_version=0 if version is None else int(version),
+        headers=bool(layout.flags & HEADERS),
+        tombstones=bool(layout.flags & TOMBSTONES),
+        schema_version=int(layout.original.metadata[SCHEMA_VERSION]) if layout.typed else 0,
     )
 
 
@@ -145,6 +145,8 @@ def _name_next(
 
     The new one has the columns of another one.
     """
+    from embedlog.partition import segment_statistics
+
     entries = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
     producers = log.remembered_producers() if synced else {}
     sealed = old._replace(
@@ -230,8 +232,8 @@ def create_segment(
     files.make_directory(log.directory)
     files.make_directory(f"{log.directory}/{log.partition}")
     try:
-        schema, reread = schema_of(log, info, offsets), partial(log.reread, info)
-        file = create(files, log.path_of(info), schema, reread)
+        head, reread = head_of(log, info, offsets), partial(log.reread, info)
+        file = create(files, log.path_of(info), head, reread)
     except DurabilityError as error:
         raise log.mark_flush_failed(error) from error
     log.opened_active(info, file)
@@ -241,8 +243,8 @@ def create_segment(
     return file
 
 
-def schema_of(log: PartitionLog, info: SegmentInfo, offsets: bool = False) -> Any:
-    """Return the Arrow schema that a segment file of this partition begins with.
+def head_of(log: PartitionLog, info: SegmentInfo, offsets: bool = False) -> bytes:
+    """Return what a segment file of this partition begins with: the message of its Arrow schema.
 
     Args:
         log: The partition.
@@ -255,4 +257,7 @@ def schema_of(log: PartitionLog, info: SegmentInfo, offsets: bool = False) -> An
         b"embedlog.partition": str(log.partition).encode(),
         b"embedlog.base_offset": str(info.base_offset).encode(),
     }
-    return log.schema_of(info, offsets, metadata)
+    if not (info.schema_version or info.headers or offsets):
+        return schema_message(metadata)
+    schema = log.schema_of(info, offsets, metadata)
+    return schema.serialize().to_pybytes()  # type: ignore[no-any-return]

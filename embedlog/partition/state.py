@@ -6,8 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from embedlog import keyspace, kv
 from embedlog.catalog import Catalog, SegmentInfo
@@ -180,9 +179,12 @@ Visibility = Literal["append", "durable"]
 DURABILITIES, VISIBILITIES = get_args(Durability), get_args(Visibility)
 
 
-@dataclass(slots=True)
 class Context:
-    """The files, the databases and the options of one open log; `Root` creates it."""
+    """The files, the databases and the options of one open log; `Root` creates it.
+
+    Args:
+        parts: All of its attributes but `closed`.
+    """
 
     files: Files
     state: kv.Store
@@ -197,8 +199,11 @@ class Context:
     visibility: str
     lock_timeout: float
     root: str
-    closed: bool = False
+    closed = False
     """Set before the files and databases are closed: no operation may begin any more."""
+
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
 
     def check_writable(self) -> None:
         """Raise unless the log may be changed."""
@@ -222,55 +227,41 @@ class Context:
         return wall_ms if reading is None else reading.bound(wall_ms, self.files.uptime_ms())
 
 
-@dataclass(slots=True)
 class AppendRules:
     """The settings that every append reads: those of the topic and of its active segment.
 
     Not a named tuple, whose fields take three times as long to read.
     """
 
-    max_segment_ms: int
-    """How far the timestamps of the active segment may lie apart before it is rolled."""
-    fast_max_bytes: int
-    """The largest batch that `append_fast` may write; -1 if the topic requires more of a batch."""
-    checks_timestamps: bool
-    requires_keys: bool
-    uses_append_time: bool
-    overdue_age_ms: int | None
-    """The age from which on a record is reported by `validation.warn_if_overdue`, if any is."""
-    mirror_source: str = ""
-    """The setting ``mirror.source``: if there is one, only the mirror of that topic may append."""
-
-
-def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
-    """Return the rules for appends to a segment."""
-    uses_append_time = config.message_timestamp_type == "LogAppendTime"
-    farthest = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
-    checks_timestamps = not uses_append_time and farthest < LONG_MAX
-    overdue_age_ms = None
-    if config.retention_clock == "record" and config.deletes and not uses_append_time:
-        overdue_age_ms = config.retention_ms if config.retention_ms >= 0 else None
-    fast_max_bytes = min(config.max_message_bytes, config.segment_bytes)
-    if (
-        uses_append_time
-        or checks_timestamps
-        or config.compacts
-        or active.column_flags
-        or active.schema_version
-        or config.segment_max_offset_span < INT_MAX
-        or has_flush_interval(config)
-        or config.mirror_source
-    ):
-        fast_max_bytes = -1
-    return AppendRules(
-        max_segment_ms(config, active),
-        fast_max_bytes,
-        checks_timestamps,
-        config.compacts,
-        uses_append_time,
-        overdue_age_ms,
-        config.mirror_source,
-    )
+    def __init__(self, config: TopicConfig, active: SegmentInfo) -> None:
+        self.max_segment_ms = max_segment_ms(config, active)
+        """How far the timestamps of the active segment may lie apart before it is rolled."""
+        self.uses_append_time = config.message_timestamp_type == "LogAppendTime"
+        before, after = (
+            config.message_timestamp_before_max_ms,
+            config.message_timestamp_after_max_ms,
+        )
+        self.checks_timestamps = not self.uses_append_time and min(before, after) < LONG_MAX
+        self.requires_keys = config.compacts
+        self.overdue_age_ms: int | None = None
+        """The age from which on a record is reported by `validation.warn_if_overdue`, if any is."""
+        if config.retention_clock == "record" and config.deletes and not self.uses_append_time:
+            self.overdue_age_ms = config.retention_ms if config.retention_ms >= 0 else None
+        self.mirror_source = config.mirror_source
+        """If there is one, only the mirror of that topic may append."""
+        self.fast_max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        """The largest batch that `append_fast` may write; -1 if the topic requires more of it."""
+        if (
+            self.uses_append_time
+            or self.checks_timestamps
+            or config.compacts
+            or active.column_flags
+            or active.schema_version
+            or config.segment_max_offset_span < INT_MAX
+            or has_flush_interval(config)
+            or config.mirror_source
+        ):
+            self.fast_max_bytes = -1
 
 
 def max_segment_ms(config: TopicConfig, segment: SegmentInfo) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -21,12 +20,12 @@ from embedlog.errors import (
     RecordTooLargeError,
 )
 from embedlog.hints import FAILOVER
-from embedlog.schemas.statistics import text_columns_of
-from embedlog.schemas.topic_schema import OTHER_LOG, TopicSchema
-from embedlog.schemas.typed_batch import TypedBatch, typed
+from embedlog.lazy import logging
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
+    from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.schemas.typed_batch import TypedBatch
 
 _logger = logging.getLogger("embedlog.partition")
 _warned: set[tuple[str, int]] = set()
@@ -42,6 +41,8 @@ def in_current_schema(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> Seq
     schema = log.schema
     if schema is None:
         return encoded
+    from embedlog.schemas.statistics import text_columns_of
+
     statistics = text_columns_of(log.config)
     return [cast("TypedBatch", batch).fitted(schema, 0, statistics) for batch in encoded]
 
@@ -56,6 +57,8 @@ def with_columns_of(log: PartitionLog, info: SegmentInfo, batch: EncodedBatch) -
     if not missing:
         return batch
     if batch.flags & TYPED:
+        from embedlog.schemas.statistics import text_columns_of
+
         typed = cast("TypedBatch", batch)
         assert typed.schema is not None
         return typed.fitted(typed.schema, missing, text_columns_of(log.config))
@@ -75,6 +78,9 @@ def of_this_topic(
     """
     if log.schema is None:
         return placed
+    from embedlog.schemas.topic_schema import OTHER_LOG
+    from embedlog.schemas.typed_batch import typed
+
     own: dict[int, TopicSchema] = {}
     result: list[tuple[int, EncodedBatch]] = []
     for offset, batch in placed:

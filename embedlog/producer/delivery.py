@@ -6,7 +6,6 @@ back for all of its rows at once, so a future per record costs next to nothing.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from time import monotonic
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from embedlog.batch import EncodedBatch
 from embedlog.callbacks import check_ran
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
+from embedlog.lazy import logging
 from embedlog.producer.row_batches import Rows
 from embedlog.producer.unretrieved import FailedRecords
 from embedlog.record import Appended, RecordMetadata

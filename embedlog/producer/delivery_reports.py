@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from logging import WARNING
 from time import monotonic
 
+from embedlog.lazy import logging
 from embedlog.metrics import Sample
 from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.counts import TopicCounts, samples
@@ -120,7 +120,7 @@ class DeliveryReports:
         now = monotonic()
         if now >= self._warned_at.get(text, now):
             self._warned_at[text] = now + WARNING_INTERVAL
-            self.log(WARNING, text, *args)
+            self.log(logging.WARNING, text, *args)
 
     def notify(self) -> None:
         """Wake the waiting threads, log lines and run callbacks.  The caller holds no lock."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog.batch import EncodedBatch, from_lists
 from embedlog.batch.arrays import numbers
@@ -29,9 +29,10 @@ from embedlog.producer.row_batches import (
     slice_bounds,
 )
 from embedlog.producer.topic_settings import TopicSettings
-from embedlog.producer.typed_rows import TypedColumns, of_rows
-from embedlog.schemas.rows import TypedRow
-from embedlog.schemas.statistics import text_columns_of
+from embedlog.schemas.typed_row import TypedRow
+
+if TYPE_CHECKING:
+    from embedlog.producer.typed_rows import TypedColumns
 
 Batches = Iterator[tuple[int, EncodedBatch]]
 """Pairs of a partition and a batch."""
@@ -66,6 +67,8 @@ class RowPartitioner:
         """Return the order of the rows in the batches (None: as they are), and the batches."""
         settings = self._settings
         if settings.row_encoder is not None or type(rows.values[0]) is TypedRow:
+            from embedlog.producer.typed_rows import of_rows
+
             return self._split_typed(of_rows(rows, settings.info), explicit_partitions)
         partition = self._single_partition(rows, explicit_partitions)
         if partition is not None:
@@ -185,6 +188,8 @@ class RowPartitioner:
 
     def _encode_typed(self, rows: TypedColumns, partition: int | None) -> Batches:
         """Yield the batches of records for a partition, or for the sticky one if it is None."""
+        from embedlog.schemas.statistics import text_columns_of
+
         settings = self._settings
         encoded = rows.batches(
             settings.typed_batch_bytes,

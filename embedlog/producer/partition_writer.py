@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from logging import INFO, WARNING
 from time import monotonic
 from typing import Any
 
@@ -20,6 +19,7 @@ from embedlog.errors import (
     InvalidProducerEpochError,
     LockTimeoutError,
 )
+from embedlog.lazy import logging
 from embedlog.listeners import Listener
 from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.producer_state import (
@@ -314,7 +314,7 @@ class PartitionWriter:
         if seconds > LONG_WAIT and not self._warned:
             self._warned = True
             self._reports.log(
-                WARNING,
+                logging.WARNING,
                 "Appends to %s-%d have failed for %.1f s and are retried until"
                 " delivery_timeout_ms %d has passed: %s",
                 *(*self._where, seconds),
@@ -326,7 +326,7 @@ class PartitionWriter:
         if self._warned:
             self._warned = False
             text = "Appends to %s-%d succeed again after %.1f s"
-            self._reports.log(INFO, text, *self._where, seconds)
+            self._reports.log(logging.INFO, text, *self._where, seconds)
 
     def _warn_of_slow_append(self, seconds: float) -> None:
         text = "An append to %s-%d took %.1f s; it waited for the disk or a lock"

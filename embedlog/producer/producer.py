@@ -40,7 +40,6 @@ from embedlog.producer.row_batches import (
     table_rows,
 )
 from embedlog.producer.topic_queue import TopicQueue, no_key
-from embedlog.producer.typed_rows import TypedColumns, of_table, split_rows
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
@@ -54,10 +53,11 @@ from embedlog.producer.validation import (
 from embedlog.progress import format_bytes
 from embedlog.record import K, RecordMetadata, V
 from embedlog.root.root import Root, check_root
-from embedlog.schemas.rows import RowEncoder
 
 if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
+    from embedlog.producer.typed_rows import TypedColumns
+    from embedlog.schemas.rows import RowEncoder
 
 _NO_TRANSACTIONS = "a producer has no transactions"
 _HINTS = {
@@ -371,6 +371,8 @@ class Producer(Generic[K, V]):
             OutOfOrderSequenceError: From ``result``: the numbers have a gap, or the call repeats
                 only a part of another one.
         """
+        from embedlog.producer.typed_rows import split_rows
+
         queue = self._queue_for(topic, partition)
         if queue.settings.row_encoder is not None:
             rows = self._typed_rows(queue, values, keys, headers, timestamps)
@@ -460,6 +462,8 @@ class Producer(Generic[K, V]):
         sequence: int | None,
     ) -> BatchFuture:
         """Do as `append_table`, for a typed topic."""
+        from embedlog.producer.typed_rows import of_table
+
         topic, encoder = queue.topic, queue.settings.row_encoder
         assert encoder is not None
         if any(name is not None for name in names):

@@ -14,7 +14,6 @@ from embedlog.batch.encode import Lengths, lengths_of, not_bytes, row_ends
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
 from embedlog.lazy import pa
-from embedlog.schemas.conform import decoded
 
 ROW_BYTES = 16
 """What a record takes besides key and value: its timestamp, and two Arrow offsets.
@@ -22,6 +21,9 @@ ROW_BYTES = 16
 ``buffer_memory`` counts the same.
 """
 
+DECODED_BYTES = 4 << 20
+"""How large the columns of a batch of a typed topic are without a ``batch_size``, before its
+compression."""
 CHUNK_BYTES = 16 << 20
 """Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
 
@@ -295,6 +297,8 @@ def _column(table: Any, default: str, name: str | None, target: Any) -> Any:
 
 
 def _cast(column: Any, target: Any, name: str) -> Any:
+    from embedlog.schemas.conform import decoded
+
     types, column_type = pa.types, column.type
     if column_type == target:
         return column

@@ -32,7 +32,7 @@ from embedlog.producer.row_batches import CHUNK_BYTES
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.validation import check_size
 from embedlog.record import Appended
-from embedlog.schemas.rows import TypedRow
+from embedlog.schemas.typed_row import TypedRow
 
 WRITE_BYTES = 2 << 20
 """The most that one append writes of a table.  Larger writes took longer per byte where it was

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +9,9 @@ from functools import partial
 from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
 from embedlog.config import TopicConfig
+from embedlog.lazy import logging
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.row_batches import CHUNK_BYTES
-from embedlog.producer.typed_rows import DECODED_BYTES
-from embedlog.schemas.rows import RowEncoder
+from embedlog.producer.row_batches import CHUNK_BYTES, DECODED_BYTES
 from embedlog.serializers import adapt_for_topic
 
 COLUMN_BYTES = 1 << 20
@@ -71,8 +69,12 @@ class TopicSettings:
             )
         context, config = self._context, info.config
         schema = context.root.context.catalog.schema(info)
-        self.row_encoder = None if schema is None else RowEncoder(info.name, schema)
+        self.row_encoder: RowEncoder | None = None
         """What checks the records for a typed topic; None if values are bytes."""
+        if schema is not None:
+            from embedlog.schemas.rows import RowEncoder
+
+            self.row_encoder = RowEncoder(info.name, schema)
         self._adapt(info.name, config)
         producer, self.info = context.config, info
         self.compacts = config.compacts

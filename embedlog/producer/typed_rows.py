@@ -18,19 +18,23 @@ from embedlog.catalog import TopicInfo
 from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
 from embedlog.lazy import pa, pc
 from embedlog.partitioner import sorted_by_partition
-from embedlog.producer.row_batches import CHUNK_BYTES, Rows, encode_columns, slice_bounds
+from embedlog.producer.row_batches import (
+    CHUNK_BYTES,
+    DECODED_BYTES,
+    Rows,
+    encode_columns,
+    slice_bounds,
+)
 from embedlog.schemas.conform import conform, decoded
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.reading import TOMBSTONE
-from embedlog.schemas.rows import TypedRow
 from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.schemas.typed_batch import TypedBatch, encode_typed
+from embedlog.schemas.typed_row import TypedRow
 
 _CHUNK_ROWS = 1 << 16
 """Chunks with fewer rows than this are copied to larger ones."""
-DECODED_BYTES = 4 << 20
-"""How large the columns of a batch are without a ``batch_size``, before its compression."""
 _BATCH_ROWS = 1 << 16
 """The most rows of a batch: a consumer converts all of them to objects."""
 _BATCH_BYTES = 1 << 20

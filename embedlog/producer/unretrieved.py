@@ -15,12 +15,12 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import getLogger
 
 from embedlog.display import plural
 from embedlog.errors import DeliveryFailedError, EmbedlogError
+from embedlog.lazy import logging
 
-LOGGER = getLogger("embedlog.producer")
+LOGGER = logging.getLogger("embedlog.producer")
 MAX_ERRORS = 10
 """How many errors are kept for `DeliveryFailedError`; the records of others are counted."""
 

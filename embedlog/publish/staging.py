@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from embedlog import batch as batches
 from embedlog.batch import EncodedBatch
+from embedlog.batch.wire import layout_of
 from embedlog.errors import StorageError
 from embedlog.files import Files, process_id
 from embedlog.lazy import pa
@@ -157,7 +158,7 @@ def read(
             columns = batches.schema(headers=headers)
             if schema is not None:
                 columns = segment_schema(schema, headers=headers, tombstones=tombstones)
-            sources[key] = batches.BatchSource(whole, staged.path, 0, columns)
+            sources[key] = batches.BatchSource(whole, staged.path, 0, layout_of(columns))
         batch = batches.to_encoded(batches.Batch(sources[key], position, position + size))
         yield partition, batch if schema is None else typed(batch, schema)
 

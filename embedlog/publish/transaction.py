@@ -383,7 +383,7 @@ def _plan_next_segment(log: PartitionLog, tail: Tail, columns: SegmentInfo) -> S
     created_ms = tails.creation_time(tail, log.context.clock())
     info = SegmentInfo(tail.log_end_offset, number, created_ms, dense=True)
     info = roll.with_columns(info, columns)
-    start = roll.schema_of(log, info).serialize().size
+    start = len(roll.head_of(log, info))
     return SegmentPlan(info, PendingAppend(log, roll.tail_of_new(tail, info, start), publish=True))
 
 
@@ -493,8 +493,8 @@ def _write(plan: PartitionPlan) -> list[SegmentFile]:
         if segment is plan.segments[0]:
             file = log.file_at(plan.before)
         else:
-            schema = roll.schema_of(log, segment.info)
-            file = create(log.context.files, log.path_of(segment.info), schema)
+            head = roll.head_of(log, segment.info)
+            file = create(log.context.files, log.path_of(segment.info), head)
             assert file.size() == segment.pending.position
         end = file.write(segment.pending.buffers, segment.pending.position)
         if segment is not plan.segments[-1]:

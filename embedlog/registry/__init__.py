@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from embedlog.registry.avro_schema import Schema as Schema
-from embedlog.registry.avro_serializers import AvroDeserializer as AvroDeserializer
-from embedlog.registry.avro_serializers import AvroSerializer as AvroSerializer
-from embedlog.registry.avro_serializers import AvroToJson as AvroToJson
-from embedlog.registry.avro_serializers import JsonToAvro as JsonToAvro
-from embedlog.registry.avro_serializers import binder as binder
-from embedlog.registry.schema_registry import RegisteredSchema as RegisteredSchema
-from embedlog.registry.schema_registry import SchemaRegistry as SchemaRegistry
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedlog.root.root import Root
+    from embedlog.serializers import Action, Adapter, Bind, Field
+
+
+def binder(root: Root) -> Bind:
+    """Return a function that connects serializers to the registry of a log."""
+    return partial(_bind, root)
+
+
+def _bind(root: Root, setting: object, action: Action, field: Field, topic: str) -> Adapter:
+    from embedlog.registry.avro_serializers import bind
+
+    return bind(root, setting, action, field, topic)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from embedlog.registry.avro_schema import AvroSchema, Schema, parse_avro, parse_
 from embedlog.registry.avro_values import checker_of, json_text, parser_of
 from embedlog.registry.schema_registry import SchemaRegistry
 from embedlog.root.root import Root
-from embedlog.serializers import Action, Adapter, Bind, Field
+from embedlog.serializers import Action, Adapter, Field
 
 MAGIC = 0
 PREFIX = struct.Struct(">BI")
@@ -110,12 +109,8 @@ class AvroToJson(AvroDeserializer):
         return _WireDecoder(root, None, _decoder_to_json).adapter()
 
 
-def binder(root: Root) -> Bind:
-    """Return a function that connects serializers to the registry of a log."""
-    return partial(_bind, root)
-
-
-def _bind(root: Root, setting: object, action: Action, field: Field, topic: str) -> Adapter:
+def bind(root: Root, setting: object, action: Action, field: Field, topic: str) -> Adapter:
+    """Connect a serializer of Avro to the registry of a log; see `embedlog.registry.binder`."""
     need("fastavro")
     serializer: Any = setting
     if setting == "avro":

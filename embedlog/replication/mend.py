@@ -208,8 +208,7 @@ def _copy_with_schema(
 
     No checksum covers that, but it says what the segment is, and is written by a known rule.
     """
-    schemas = [roll.schema_of(log, info, offsets) for offsets in (False, True)]
-    expected = {schema.serialize().to_pybytes() for schema in schemas}
+    expected = {roll.head_of(log, info, offsets) for offsets in (False, True)}
     named = [copy for copy in copies if copy.header]
     return next(chain((copy for copy in named if copy.header in expected), named), None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from embedlog import keyspace, kv
 from embedlog.errors import DiskFullError
 from embedlog.failures import Failures
 from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, CommittedOffset, in_partition
+from embedlog.lazy import logging
 from embedlog.partition import PartitionLog, leases, log_start, unnamed_files
 from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail

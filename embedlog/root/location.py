@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import unquote
 
 from embedlog.errors import NotALogError
 
@@ -69,6 +68,8 @@ def _parse(text: str) -> str:
 
 
 def _path_of_url(text: str, url: re.Match[str]) -> str:
+    from urllib.parse import unquote
+
     if (url["host"] or "").lower() not in _LOCAL_HOSTS or not url["path"].startswith("/"):
         raise NotALogError(
             f"{text!r} does not name an absolute path of this machine",

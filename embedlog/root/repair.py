@@ -15,6 +15,7 @@ from typing import NamedTuple
 from embedlog import batch as batches
 from embedlog import catalog, keyspace, kv
 from embedlog.batch import Batch
+from embedlog.batch.wire import layout_of
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
@@ -152,7 +153,7 @@ def _raise_if_temporary(error: EmbedlogError) -> None:
 
 def _salvage(log: PartitionLog, segment: SegmentInfo) -> SalvagedSegment:
     path = log.path_of(segment)
-    schemas = [roll.schema_of(log, segment, offsets) for offsets in (False, True)]
+    schemas = [log.schema_of(segment, offsets) for offsets in (False, True)]
     try:
         data = log.context.files.read_file(path)
     except StorageError as error:
@@ -218,7 +219,8 @@ def _replace(log: PartitionLog, old: SegmentInfo, salvage: SalvagedSegment) -> N
     new = state.write(prepare)
     for directory in reversed(log.directories[:2]):
         files.make_directory(directory)
-    file = create(files, log.path_of(new), salvage.schema)
+    head = roll.head_of(log, new, layout_of(salvage.schema).has_offsets)
+    file = create(files, log.path_of(new), head)
     position = file.start
     source = files.read_file(log.path_of(old)) if good else b""
     for batch in good:

@@ -6,15 +6,12 @@ process can attach; the others join.  A forked child attaches again at its first
 
 from __future__ import annotations
 
-import logging
 import os
-import tomllib
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog import catalog, kv
 from embedlog.catalog import (
@@ -47,14 +44,16 @@ from embedlog.forks import new_lock
 from embedlog.groups import offsets
 from embedlog.hints import ADD_REPLICA, Hint
 from embedlog.keyspace import FORMAT_VERSION
+from embedlog.lazy import logging
 from embedlog.listeners import Listeners
 from embedlog.partition import flush, tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability, LogLock, OpenFiles, limit_for
 from embedlog.root import startup, topic_deletion
-from embedlog.schemas.settings import with_typed_defaults
-from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.version import __version__
+
+if TYPE_CHECKING:
+    from embedlog.schemas.topic_schema import TopicSchema
 
 _OPTIONS = (
     *("mode", "durability", "visibility", "clock", "lock_timeout"),
@@ -158,6 +157,8 @@ class Root:
     @property
     def id(self) -> str:
         """The id of the log, which it keeps wherever the directory is moved."""
+        import tomllib
+
         if not self._id:
             text = self.context.files.read_file(FORMAT_FILE).decode()
             self._id = str(tomllib.loads(text)["id"])
@@ -221,6 +222,8 @@ class Root:
         """
         self.context.check_writable()
         if schema is not None and typed_defaults:
+            from embedlog.schemas.settings import with_typed_defaults
+
             config = with_typed_defaults(config)
         assign = self._assign_replicas(replication_factor, replicas)
         catalog = self.context.catalog
@@ -607,6 +610,8 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
     Raises:
         HasReplicasError: It is, and it may not be.
     """
+    import tomllib
+
     if not files.exists(FORMAT_FILE):
         if must_exist:
             raise _no_log(files.root)
@@ -641,6 +646,8 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
 
 def _write_format(files: Files) -> None:
     """Write the format file, unless another process is faster: what that adds to it must stay."""
+    import uuid
+
     text = (
         f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
         f"format = {FORMAT_VERSION}\n"

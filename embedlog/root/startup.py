@@ -17,9 +17,8 @@ from embedlog.checksum import crc32c
 from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError, raised_in_body
 from embedlog.files import Files, forget_waiters
-from embedlog.groups import membership
+from embedlog.groups import LOCKS
 from embedlog.partition import journal, roll
-from embedlog.schemas.segment_schema import schema_of_segment
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 T = TypeVar("T")
@@ -105,7 +104,7 @@ def check_databases(files: Files) -> tuple[list[str], bool]:
         # No process is attached: its slots and mutexes belong to dead processes.
         files.unlink(f"{name}/lock.mdb", missing_ok=True)
     for name in files.list("locks"):
-        if f"locks/{name}".startswith(membership.LOCKS):  # the members are dead, too
+        if f"locks/{name}".startswith(LOCKS):  # the members are dead, too
             files.unlink(f"locks/{name}")
     forget_waiters(files)
     new = not has_state(files)
@@ -399,7 +398,7 @@ def _compacted(files: Files, path: str, base: int, file_id: int) -> catalog.Segm
     except EmbedlogError:
         return None
     info = catalog.SegmentInfo(base, file_id, 0, end, stop + len(END_MARK), stop, newest)
-    return roll.with_columns(info, roll.columns_of_schema(file.schema))
+    return roll.with_columns(info, roll.columns_of_layout(file.layout))
 
 
 def _names(files: Files, directory: str) -> list[str]:
@@ -419,6 +418,8 @@ def _adopt_segments(
     files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
 ) -> list[str]:
     """Add the segments that follow the last one that the copy names."""
+    from embedlog.schemas.segment_schema import schema_of_segment
+
     directory, key = f"{info.directory}/{number}", info.key(number)
     present = _segment_files(files, directory)
     names = [name for _, _, name in present]
@@ -442,9 +443,10 @@ def _adopt_segments(
             _start_at(txn, key, base)
         last = catalog.SegmentInfo(base, file_id, 0)
         with suppress(EmbedlogError):  # an empty file, which recovery creates again
-            schema = SegmentFile(files, f"{directory}/{name}").schema
-            last = roll.with_columns(last, roll.columns_of_schema(schema))
-            catalog.adopt_schema(txn, info.name, schema_of_segment(schema))
+            file = SegmentFile(files, f"{directory}/{name}")
+            last = roll.with_columns(last, roll.columns_of_layout(file.layout))
+            if file.layout.typed:
+                catalog.adopt_schema(txn, info.name, schema_of_segment(file.schema))
         catalog.put_segment(txn, key, last)
         catalog.raise_number(txn, "segment", last.id)
         done.append(f"adopted {directory}/{name}")

@@ -8,11 +8,10 @@ the rest.
 
 from __future__ import annotations
 
-import logging
-
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import ClosedError, EmbedlogError
+from embedlog.lazy import logging
 from embedlog.partition.state import Context
 from embedlog.root import startup
 

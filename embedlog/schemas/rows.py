@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.batch.encode import headers_array
 from embedlog.batch.key_bytes import key_bytes
@@ -13,6 +13,7 @@ from embedlog.forks import cached_property
 from embedlog.lazy import pa
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.schemas.typed_row import TypedRow
 from embedlog.schemas.values import (
     FieldError,
     arrow_array,
@@ -26,19 +27,6 @@ from embedlog.schemas.values import (
 
 _WORD_BYTES = 8
 """What a value takes in a buffer, about, besides the bytes of text."""
-
-
-class TypedRow(NamedTuple):
-    """A record that a program sent: its checked values, or a tombstone."""
-
-    values: tuple[Any, ...] | None
-    """One per column, as `values.arrow_array` takes them; None for a tombstone."""
-    key: tuple[Any, ...]
-    """The values of the key columns."""
-    time: Any
-    """The value of the timestamp column; None if the topic has none."""
-    encoder: RowEncoder
-    """What checked it."""
 
 
 class RowEncoder:

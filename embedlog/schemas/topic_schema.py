@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embedlog.batch.arrays import repeated
@@ -48,6 +48,10 @@ class TopicSchema:
     """The id of the next column that is added."""
     topic_id: int | None = None
     """The id of the topic, which another topic of the same name does not have; None if unknown."""
+
+    def changed(self, **fields: Any) -> TopicSchema:
+        """Return the schema with other fields."""
+        return replace(self, **fields)
 
     def __repr__(self) -> str:
         return f"<TopicSchema version {self.version}: {', '.join(self.columns.names)}>"

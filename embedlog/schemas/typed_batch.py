@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 from embedlog.batch import EncodedBatch, encode, parse
@@ -15,11 +14,12 @@ from embedlog.schemas.segment_schema import segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
 
 
-@dataclass(slots=True)
 class TypedBatch(EncodedBatch):
     """An encoded batch of a typed topic."""
 
-    schema: TopicSchema | None = None
+    __slots__ = ("schema",)
+
+    schema: TopicSchema | None
     """The version of the topic's schema that its columns have."""
 
     @property
@@ -101,8 +101,11 @@ class TypedBatch(EncodedBatch):
 
 def typed(encoded: EncodedBatch, schema: TopicSchema) -> TypedBatch:
     """Return an encoded batch as one of a version of a schema, which it must have."""
-    values = {field.name: getattr(encoded, field.name) for field in fields(EncodedBatch)}
-    return TypedBatch(**values, schema=schema)
+    batch = TypedBatch.__new__(TypedBatch)
+    for name in EncodedBatch.__slots__:
+        setattr(batch, name, getattr(encoded, name))
+    batch.schema = schema
+    return batch
 
 
 def encode_typed(

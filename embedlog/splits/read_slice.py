@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedlog import batch as batches
 from embedlog.batch import Batch, BatchRun, Reread
 from embedlog.batch.tables import PieceRows, rows_in_range
+from embedlog.batch.wire import BufferLayout, bytes_layout, layout_of
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
@@ -162,7 +162,7 @@ def row_groups(
     loss: DataLossError | None = None
     for chunk in part.chunks:
         try:
-            for decoded in _read_batches(directories, part, chunk, _schemas(chunk, versions)):
+            for decoded in _read_batches(directories, part, chunk, _layouts(chunk, versions)):
                 if loss is not None:
                     _warn_of_loss(part, next_offset, decoded[0].base_offset, loss)
                     loss = None
@@ -182,16 +182,14 @@ def row_groups(
         _warn_of_loss(part, next_offset, part.until_offset, loss)
 
 
-def _schemas(chunk: FileChunk, versions: TopicVersions | None) -> tuple[Any, ...]:
-    """Return the schemas that a file may have."""
+def _layouts(chunk: FileChunk, versions: TopicVersions | None) -> tuple[BufferLayout, ...]:
+    """Return the layouts that a file may have."""
     either = (False, True)
     if versions is None:
-        return tuple(batches.schema(headers=chunk.headers, offsets=each) for each in either)
+        return tuple(bytes_layout(chunk.headers, each) for each in either)
     stored = versions.stored[chunk.schema_version]
-    return tuple(
-        segment_schema(stored, headers=chunk.headers, tombstones=chunk.tombstones, offsets=each)
-        for each in either
-    )
+    columns = partial(segment_schema, stored, headers=chunk.headers, tombstones=chunk.tombstones)
+    return tuple(layout_of(columns(offsets=each)) for each in either)
 
 
 def _warn_of_loss(part: PartitionSlice, start: int, end: int, loss: DataLossError) -> None:
@@ -223,7 +221,7 @@ def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:
 
 
 def _read_batches(
-    directories: LogRoots, part: PartitionSlice, chunk: FileChunk, schemas: tuple[Any, ...]
+    directories: LogRoots, part: PartitionSlice, chunk: FileChunk, layouts: tuple[BufferLayout, ...]
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file, a few megabytes at a time.
 
@@ -233,7 +231,7 @@ def _read_batches(
         directories: The log roots.
         part: What is read of the partition.
         chunk: The part of a file.
-        schemas: Those that the file may have: no checksum covers its own.
+        layouts: Those that the file may have: no checksum covers its schema.
     """
     failure: CorruptionError | NotALogError | StorageError | None = None
     was_deleted = False
@@ -245,7 +243,7 @@ def _read_batches(
             files, is_last = directories.open(root, part), not left
             others = [each for each in roots if each != root]
             reread = partial(_bytes_elsewhere, directories, part, chunk.path, others)
-            for pieces in _read_copy(files, part, chunk, schemas, is_last, reread):
+            for pieces in _read_copy(files, part, chunk, layouts, is_last, reread):
                 yield pieces
                 chunk = chunk._replace(position=pieces[-1].position + pieces[-1].size)
             return
@@ -297,12 +295,12 @@ def _read_copy(
     files: Files,
     part: PartitionSlice,
     chunk: FileChunk,
-    schemas: tuple[Any, ...],
+    layouts: tuple[BufferLayout, ...],
     is_last: bool,
     reread: Reread,
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file in one directory; see `_read_batches`."""
-    file = SegmentFile(files, chunk.path, expected=lambda: schemas, reread=reread)
+    file = SegmentFile(files, chunk.path, expected=lambda: layouts, reread=reread)
     if not is_last and file.size() < chunk.end_position:
         raise StorageError(
             f"The copy is being made again: it lacks bytes before {chunk.end_position}",

@@ -16,7 +16,7 @@ from support.roots import abandon, encoded, open_root
 from support.tiers import choose
 
 from embedlog.config import TopicConfig
-from embedlog.consumer import Consumer
+from embedlog.consumer.consumer import Consumer
 from embedlog.groups import offsets
 from embedlog.record import TopicPartition
 

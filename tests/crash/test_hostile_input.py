@@ -19,7 +19,7 @@ from support.roots import encoded
 from support.tiers import choose
 
 from embedlog import batch
-from embedlog.batch.wire import MAX_BATCH_BYTES
+from embedlog.batch.wire import MAX_BATCH_BYTES, layout_of
 from embedlog.catalog import check_topic_name
 from embedlog.errors import CorruptBatchError, CorruptionError, InvalidTopicError
 from embedlog.errors import UnsupportedFormatError as Newer
@@ -82,7 +82,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, progress: Progress) ->
 def touch(data: bytes, schema: Any, number: int) -> None:
     """Do with a batch what readers do."""
     prefix = schema.serialize().to_pybytes()
-    file = SegmentFile(OneFile(prefix + data), "hostile", expected=lambda: (schema,))  # type: ignore[arg-type]
+    file = SegmentFile(OneFile(prefix + data), "hostile", expected=lambda: (layout_of(schema),))  # type: ignore[arg-type]
     read = file.mapped if number % 2 else file.read
     for hostile in read(file.start, file.start + len(data)):
         if number % 3 == 0:

@@ -18,7 +18,7 @@ from support.forks import in_memory
 from support.roots import abandon, fill, healthy, open_root
 
 from embedlog.config import TopicConfig
-from embedlog.consumer import Consumer
+from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.group_client import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embedlog.batch.wire import layout_of
 from embedlog.errors import EmbedlogError
 from embedlog.segment import SegmentFile
 from support.power_cut import Image
@@ -50,7 +51,7 @@ class OneFile:
 
 def rows_in(data: bytes, stop: int, schema: Any, *, mapped: bool = False) -> list[Row]:
     """Read and verify every batch up to where the manifest says that they end."""
-    file = SegmentFile(OneFile(data), "a segment", expected=lambda: (schema,))  # type: ignore[arg-type]
+    file = SegmentFile(OneFile(data), "a segment", expected=lambda: (layout_of(schema),))  # type: ignore[arg-type]
     records: list[Row] = []
     position = file.start
     while position < stop:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from embedlog.consumer import Consumer, ConsumerRebalanceListener
+from embedlog.consumer.consumer import Consumer
+from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.record import TopicPartition
 from support import forks
 from support.patience import patient

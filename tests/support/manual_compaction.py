@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedlog import batch
+from embedlog.batch.wire import layout_of
 from embedlog.partition import PartitionLog, flush, replace, roll
 
 
@@ -34,7 +35,7 @@ def keep(
         table = table.filter(mask).combine_chunks()
         # Of the first batch: no epoch is lower than one before it.
         epoch = log.reader(first).read()[0].leader_epoch
-        swap = replace.Replacement(log, first, roll.columns_of_schema(table.schema))
+        swap = replace.Replacement(log, first, roll.columns_of_layout(layout_of(table.schema)))
         try:
             step = -(-table.num_rows // parts) or 1
             for start in range(0, max(table.num_rows, 1), step):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import runpy
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from embedlog import config
 from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+from embedlog.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(config.__file__).with_name("options.py")
@@ -91,8 +91,7 @@ Assignors = str | CustomAssignor | Sequence[str | CustomAssignor]
 
 def render() -> str:
     """Return the file as it must be."""
-    fields = [field.name for field in dataclasses.fields(ConsumerConfig)]
-    shared = [name for name in fields if name not in RUN_GROUP_SETS]
+    shared = [name for name in ConsumerConfig.__settings__ if name not in RUN_GROUP_SETS]
     generic = "TypedDict, Generic[K, V], total=False"
     parts = [
         HEADER,
@@ -112,35 +111,36 @@ def render() -> str:
 
 
 def _class(
-    name: str, bases: str, docstring: str, config: type, names: Iterable[str] | None = None
+    name: str,
+    bases: str,
+    docstring: str,
+    config: type[Settings],
+    names: Iterable[str] | None = None,
 ) -> Iterator[str]:
     yield f'\n\nclass {name}({bases}):\n    """{docstring}"""\n'
-    for field in _fields(config, names):
-        yield f"    {field.name}: {_takes(name, field)}"
-        if effect := field_docstrings(config).get(field.name):
+    for setting in config.__settings__ if names is None else names:
+        yield f"    {setting}: {_takes(name, config, setting)}"
+        if effect := field_docstrings(config).get(setting):
             yield textwrap.indent(f'"""{effect}"""', "    ")
 
 
-def _both_spellings(name: str, of_what: str, config: type) -> Iterator[str]:
+def _both_spellings(name: str, of_what: str, config: type[Settings]) -> Iterator[str]:
     """Yield a class with dots and underscores; only the syntax of a call allows dots."""
     docstring = f"The settings of {of_what}, with underscores."
     yield from _class(f"_Underscored{name}", "TypedDict, total=False", docstring, config)
     yield f'\n\n_Dotted{name} = TypedDict(\n    "_Dotted{name}",\n    {{'
-    for field in _fields(config):
-        yield f"{field.name.replace('_', '.')!r}: {_takes(name, field)!r},"
+    for setting in config.__settings__:
+        yield f"{setting.replace('_', '.')!r}: {_takes(name, config, setting)!r},"
     yield "    },\n    total=False,\n)"
     yield f"\n\nclass {name}(_Underscored{name}, _Dotted{name}, total=False):"
     yield f'    """The settings of {of_what}, with dots or underscores."""'
 
 
-def _fields(config: type, names: Iterable[str] | None = None) -> list[dataclasses.Field[object]]:
-    fields = dataclasses.fields(config)  # type: ignore[arg-type]
-    return [field for field in fields if names is None or field.name in names]
-
-
-def _takes(options: str, field: dataclasses.Field[object]) -> str:
-    type_ = f"Literal[{field.default!r}]" if "only" in field.metadata else str(field.type)
-    takes = TAKES.get((options.removeprefix("_Underscored"), field.name), type_)
+def _takes(options: str, config: type[Settings], name: str) -> str:
+    setting = config.__settings__[name]
+    only = f"Literal[{setting.default!r}]"
+    type_ = only if setting.only_default else config.__annotations__[name]
+    takes = TAKES.get((options.removeprefix("_Underscored"), name), type_)
     return takes if takes.endswith("| None") else f"{takes} | None"
 
 

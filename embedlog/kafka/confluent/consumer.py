@@ -14,10 +14,10 @@ from threading import Event
 from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from embedlog.consumer import Consumer as LogConsumer
-from embedlog.consumer import ConsumerRebalanceListener
 from embedlog.consumer.arguments import check_topics
+from embedlog.consumer.consumer import Consumer as LogConsumer
 from embedlog.consumer.cursor import PartitionCursor
+from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.errors import (
     EmbedlogError,
     IllegalStateError,

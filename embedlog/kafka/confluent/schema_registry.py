@@ -20,8 +20,8 @@ from embedlog.errors import (
 from embedlog.kafka.bootstrap import LogAddress, attach, log_address
 from embedlog.kafka.client_type import Client
 from embedlog.kafka.library import load, public_name
-from embedlog.registry import RegisteredSchema as Registered
-from embedlog.registry import SchemaRegistry
+from embedlog.registry.schema_registry import RegisteredSchema as Registered
+from embedlog.registry.schema_registry import SchemaRegistry
 
 library: Any = load("confluent_kafka.schema_registry")
 """The library's module, with its types and errors."""
