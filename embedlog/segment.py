@@ -396,6 +396,11 @@ def path_of(directory: str, partition: int, file_name: str) -> str:
     return f"{directory}/{partition}/{file_name}"
 
 
+def key_index_path(path: str) -> str:
+    """Return the path of the key index of a segment, given that of its file."""
+    return path.removesuffix("arrows") + "keys"
+
+
 def create(files: Files, path: str, schema: pa.Schema, reread: Reread | None = None) -> SegmentFile:
     """Create an empty segment, with a schema only; an existing file is truncated."""
     with files.opened(path, write=True, create=True) as fd:

@@ -50,6 +50,7 @@ DOORS = {
     "pyspark": {"spark"},
     "numpy": {
         *("audit", "batch", "cli", "compaction", "convert", "index", "mirrors"),
+        "partition",
         "partitioner",
         "pipeline",
         "schemas",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, zip_longest
@@ -187,6 +188,10 @@ def clean(log: PartitionLog, now_ms: int, options: CleanOptions = DEFAULT_OPTION
                 todo="Nothing was changed; try again later.",
             )
         cleaner.run_passes()
+        if log.indexes_keys:
+            # Housekeeping tries again what fails.
+            with suppress(StorageError):
+                log.key_index.build_missing(cleaner.guard)
     return cleaner.result
 
 

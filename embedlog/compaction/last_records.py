@@ -15,6 +15,7 @@ from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
 from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
 from embedlog.partition import PartitionLog
+from embedlog.partition.key_index import FoundRecord
 
 _READ_BYTES = 4 << 20
 
@@ -114,11 +115,14 @@ def last_record(
 ) -> LastRecord | None:
     """Return the last record of one key in ``[start, stop)``, or None.
 
-    Reads the keys of the newest segment first, and stops when it finds the key.
-    ``value_at`` is needed for a typed topic.
+    By the key index if the topic has one; otherwise it reads the keys of the newest segment
+    first, and stops when it finds the key.  ``value_at`` is needed for a typed topic.
     """
-    value_at = value_at or _bytes_at
     log.refresh()
+    if log.indexes_keys:
+        found = log.key_index.last(key, start, stop)
+        return None if found is None else _record(found, value_at)
+    value_at = value_at or _bytes_at
     key_scalar = data(key, pa.binary())
     for segment in reversed(log.segments.values()):
         first = max(segment.base_offset, start)
@@ -129,6 +133,12 @@ def last_record(
         if record is not None:
             return record
     return None
+
+
+def _record(found: FoundRecord, value_at: ValueAt | None) -> LastRecord:
+    decoded, row = found.decoded, found.row
+    value = decoded.values[row].as_py() if value_at is None else value_at(decoded.batch, row)
+    return LastRecord(found.offset, decoded.timestamps[row].value, value)
 
 
 def _last_in(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -55,6 +55,9 @@ from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import SegmentFile, path_of
 
 _logger = logging.getLogger("embedlog.partition")
+if TYPE_CHECKING:
+    from embedlog.partition.key_index import KeyIndex
+
 T = TypeVar("T")
 
 ONLY_DIRECTORY = 1
@@ -707,6 +710,19 @@ class PartitionLog:
     def record_counts(self) -> RecordCounts:
         """Counts the records between two offsets."""
         return RecordCounts(self)
+
+    @cached_property
+    def key_index(self) -> KeyIndex:
+        """Looks up keys, if `indexes_keys`."""
+        from embedlog.partition.key_index import KeyIndex
+
+        return KeyIndex(self)
+
+    @property
+    def indexes_keys(self) -> bool:
+        """Whether keys are looked up in an index, as of the last `refresh`."""
+        enabled = self.config.key_index_enable
+        return self.config.compacts if enabled is None else enabled
 
     @property
     def placement(self) -> ReplicaPlacement:

@@ -86,6 +86,11 @@ class ReplicatedPartition(PartitionLog):
         self._append = _Append()
 
     @property
+    def indexes_keys(self) -> bool:
+        """Never: a leader that is elected may have other bytes in a segment of the same id."""
+        return False
+
+    @property
     def placement(self) -> ReplicaPlacement:
         """As `PartitionLog.placement`; without a leader it is offline."""
         assignment = self.controller.assignment(self.key)

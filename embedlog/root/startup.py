@@ -6,6 +6,7 @@ Runs while no other process is attached, so it may replace a database.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
@@ -20,7 +21,7 @@ from embedlog.files import Files, forget_waiters
 from embedlog.groups import membership
 from embedlog.partition import journal, roll
 from embedlog.schemas.segment_schema import schema_of_segment
-from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
+from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile, key_index_path
 
 T = TypeVar("T")
 BOOT_FILE = "live/boot"
@@ -30,6 +31,8 @@ LOST_SCHEMAS = 1 << 20
 """Likewise of registered schemas, whose ids have 31 bits."""
 CLEAN_FILE = "closed"
 COPY = "state.copy"
+_OF_SEGMENT = re.compile(r"\d{20}-\d+\.(arrows|keys)")
+"""The names of segment files and of their key indexes."""
 CHECKED_AT_CLOSE = 1 << 20
 """A clean close checks databases up to this many bytes, which takes 40 ms at most."""
 
@@ -545,6 +548,8 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
 def strays(files: Files, state: kv.Store) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
+    And the key indexes of such segments.
+
     Without uncommitted files; `unnamed_files.not_pending` leaves out those that are to be
     deleted.  Files with other names do not belong to the log and are ignored.
     """
@@ -575,7 +580,7 @@ def _unnamed(
         unnamed += [
             path
             for path in present[topic]
-            if path not in named and catalog.SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
+            if path not in named and _OF_SEGMENT.fullmatch(path.rpartition("/")[2])
         ]
     return unnamed
 
@@ -597,6 +602,7 @@ def _named(txn: kv.Txn) -> tuple[set[str], set[str], set[str]]:
             key = info.key(number)
             names = journal.file_names(txn, key)
             paths.update(f"{info.directory}/{number}/{name}" for name in names)
+    paths |= {key_index_path(path) for path in paths}
     return topics, paths, {topic.directory for topic in catalog.deleted_topics(txn)}
 
 

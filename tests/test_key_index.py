@@ -1,0 +1,303 @@
+"""The key index: look-ups of keys by one sorted file per segment (D28)."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.mutants import Change
+from support.patience import patient
+from support.replicas import Directories
+from support.roots import healthy_log
+from support.tiers import choose
+
+import embedlog
+from embedlog.compaction.last_records import last_record
+from embedlog.partition import key_index
+from embedlog.partition.key_index import SegmentKeys, load
+
+COMPACTED = {"cleanup.policy": "compact", "file.delete.delay.ms": 0}
+INDEXED = {"key.index.enable": "true", "file.delete.delay.ms": 0}
+
+log = healthy_log
+
+
+def send(log, *pairs, topic="t"):
+    with log.producer() as producer:
+        for key, value in pairs:
+            producer.send(topic, value, key=key).result(patient(5))
+
+
+def sealed(log, topic="t"):
+    """Seal what was sent, and let housekeeping index it; return the files of the index."""
+    log.partition(topic, 0).roll()
+    log.housekeeping.run()
+    return index_files(log, topic)
+
+
+def index_files(log, topic="t"):
+    return sorted(Path(log.path, log.partition(topic, 0).directory, "0").glob("*.keys*"))
+
+
+def by_scan(topic, key):
+    """Look a key up without the index."""
+    table = topic.to_arrow(["key", "value"], latest=True, raw=True)
+    return dict(zip(*(table[name].to_pylist() for name in ("key", "value")), strict=True)).get(key)
+
+
+@pytest.mark.parametrize("seed", range(choose(quick=3, test=6, all=60, nightly=1000)))
+@pytest.mark.parametrize("collide", [False, True])
+def test_each_key_has_the_value_that_a_scan_finds(log, monkeypatch, seed, collide):
+    """D28: repeated keys, empty ones, none, tombstones, rolls and compactions; also if the hashes
+    of all keys are equal."""
+    if collide:
+        monkeypatch.setattr(key_index, "murmur2", lambda key: -7)
+        monkeypatch.setattr(
+            key_index, "murmur2_of_keys", lambda keys: np.full(len(keys), -7, np.int32)
+        )
+    rng = random.Random(seed)
+    compacts = rng.random() < 0.5
+    topic = log.create_topic("t", 1, COMPACTED if compacts else INDEXED)
+    keys = [b"", *(b"k%d" % number for number in range(12))]
+    expected = {}
+    for step in range(25):
+        action = rng.random()
+        if action < 0.6:
+            pairs = [
+                (rng.choice(keys), rng.choice([None, b"", b"%d" % step]))
+                for _ in range(rng.randrange(1, 6))
+            ]
+            send(log, *pairs)
+            expected.update(pairs)
+            if not compacts:
+                send(log, (None, b"without a key"))
+        elif action < 0.8:
+            sealed(log)
+        elif compacts:
+            log.housekeeping.compact("t", force=True)
+        key = rng.choice([*keys, b"never sent"])
+        assert topic.get(key) == expected.get(key)
+    for key in keys:
+        assert topic.get(key) == expected.get(key) == by_scan(topic, key)
+    monkeypatch.undo()
+    log.housekeeping.rebuild_index()
+
+
+def test_it_is_on_where_a_topic_compacts_and_a_setting_changes_that(log):
+    """D28: `key.index.enable`."""
+    for name, config, on in [
+        ("compacted", COMPACTED, True),
+        ("deleted", {}, False),
+        ("off", {**COMPACTED, "key.index.enable": "false"}, False),
+        ("on", INDEXED, True),
+    ]:
+        log.create_topic(name, 1, config)
+        send(log, (b"a", b"1"), topic=name)
+        assert bool(sealed(log, name)) is on
+        assert log.topic(name).get(b"a") == b"1"
+    log.alter_topic("on", {"key.index.enable": "false"})
+    assert log.topic("on").get(b"a") == b"1"
+
+
+def test_a_look_up_reads_no_other_record(log, monkeypatch):
+    """D28: with a file, the keys of the segment are not read."""
+    topic = log.create_topic("t", 1, COMPACTED)
+    send(log, *[(b"%d" % number, b"v") for number in range(50)])
+    sealed(log)
+    with embedlog.open(log.path) as other:
+        monkeypatch.setattr(SegmentKeys, "_add", None)
+        topic = other.topic("t")
+        assert (topic.get(b"7"), topic.get(b"none")) == (b"v", None)
+
+
+def test_the_active_segment_is_looked_up_too(log):
+    """D28: each look-up sees what was appended before it, and what a truncation removed."""
+    topic = log.create_topic("t", 1, COMPACTED)
+    for number in range(40):
+        send(log, (b"k%d" % (number % 7), b"%d" % number))
+        assert topic.get(b"k%d" % (number % 7)) == b"%d" % number
+    log.partition("t", 0).truncate_to(33)
+    assert topic.get(b"k4") == b"32"
+    assert topic.get(b"k5") == b"26"
+    send(log, *[(b"new%d" % number, b"") for number in range(7)])
+    assert topic.get(b"new6") == b""
+    assert topic.get(b"k5") == b"26"
+
+
+def test_keys_of_several_columns_are_looked_up(log):
+    """D28: typed topics, by their key columns."""
+    schema = pa.schema(
+        [
+            pa.field("site", pa.string(), nullable=False),
+            pa.field("number", pa.int32(), nullable=False),
+            pa.field("x", pa.float64()),
+        ]
+    )
+    topic = log.create_topic("t", 1, COMPACTED, schema=schema, key=["site", "number"])
+    with log.producer() as producer:
+        for number in range(30):
+            row = {"site": "ab"[number % 2], "number": number % 5, "x": float(number)}
+            producer.send("t", row).result(patient(5))
+    for _ in range(2):
+        assert topic.get(("a", 3))["x"] == 28.0
+        assert topic.get(("b", 4))["x"] == 29.0
+        assert topic.get(("c", 3)) is None
+        assert sealed(log)
+
+
+# Files
+
+
+def facts(log):
+    partition = log.partition("t", 0)
+    partition.refresh()
+    return partition, partition.segments.peekitem(0)[1]
+
+
+def test_a_file_with_any_damage_is_refused_and_answers_stay(log):
+    """D28: a checksum covers the whole file, and its name alone proves nothing."""
+    topic = log.create_topic("t", 1, COMPACTED)
+    send(log, *[(b"%d" % number, b"v%d" % number) for number in range(9)])
+    (file,) = sealed(log)
+    whole = file.read_bytes()
+    partition, info = facts(log)
+    assert load(partition, info).records == 0
+    damaged = [whole[:-8], whole + bytes(8), b"", whole[:20]]
+    for position in range(0, len(whole), 3):
+        changed = bytearray(whole)
+        changed[position] ^= 0x10
+        damaged.append(bytes(changed))
+    for data in damaged:
+        file.write_bytes(data)
+        assert load(partition, info) is None
+    with embedlog.open(log.path, mode="r") as other:
+        assert [other.topic("t").get(b"%d" % number) for number in (0, 8, 9)] == [
+            *(b"v0", b"v8", None)
+        ]
+    (finding,) = log.housekeeping.verify()
+    assert "key index" in finding.what
+    assert log.housekeeping.repair(dry_run=False)
+    assert file.read_bytes() == whole
+    assert log.housekeeping.verify() == []
+    file.unlink()
+    log.housekeeping.rebuild_index("t")
+    assert file.read_bytes() == whole
+    assert topic.get(b"3") == b"v3"
+
+
+def lagging(log):
+    """Compact two segments into one, and give it the index of the first of them; return it."""
+    log.create_topic("t", 1, COMPACTED)
+    send(log, (b"a", b"1"), (b"b", b"2"))
+    (old,) = sealed(log)
+    before = old.read_bytes()
+    send(log, (b"a", b"3"), (b"c", b"4"))
+    log.housekeeping.compact("t", force=True)
+    (new,) = index_files(log)
+    assert new != old
+    new.write_bytes(before)
+
+
+def looked_up(path):
+    with embedlog.open(path, mode="r") as log:
+        return [log.topic("t").get(key) for key in (b"a", b"b", b"c")]
+
+
+def test_an_index_that_lags_behind_compaction_is_refused(log):
+    """D28: it names the id and the size of its segment."""
+    lagging(log)
+    assert looked_up(log.path) == [b"3", b"2", b"4"]
+    assert "key index" in str(log.housekeeping.verify())
+    log.housekeeping.repair(dry_run=False)
+
+
+def test_a_planted_index_that_lags_behind_compaction_is_found(log, monkeypatch):
+    """The test above fails if a file is taken for that of any segment."""
+    lagging(log)
+    change = Change(
+        "embedlog.partition.key_index:SegmentKeys.unpack",
+        {"or facts[:3] != [info.id, info.base_offset, info.size]": ""},
+    )
+    module, owner, name, source = change.plan()
+    namespace = {}
+    exec(compile(source, "<mutant>", "exec"), vars(module), namespace)
+    monkeypatch.setattr(owner, name, namespace[name])
+    with pytest.raises((AssertionError, IndexError)):
+        assert looked_up(log.path) == [b"3", b"2", b"4"]
+    monkeypatch.undo()
+    log.housekeeping.repair(dry_run=False)
+
+
+def test_files_go_with_their_segments(log):
+    """D28: compaction, retention, truncation, and the deletion of the topic."""
+    topic = log.create_topic("t", 1, {**COMPACTED, "min.cleanable.dirty.ratio": 1})
+    for value in (b"1", b"2", b"3"):
+        send(log, (b"a", value), (value, value))
+        sealed(log)
+    assert len(index_files(log)) == 3
+    log.housekeeping.compact("t", force=True)
+    assert len(index_files(log)) == 1
+    for _ in range(2):
+        send(log, (b"b", b"4"))
+        sealed(log)
+    assert len(index_files(log)) == 3
+    log.partition("t", 0).truncate_to(7)
+    assert len(index_files(log)) == 2
+    log.alter_topic("t", {"cleanup.policy": "compact,delete"})
+    log.partition("t", 0).flush()
+    log.delete_records({embedlog.TopicPartition("t", 0): 6})
+    assert len(index_files(log)) == 1
+    assert topic.get(b"b") == b"4"
+    log.delete_topic("t")
+    assert not list(Path(log.path).rglob("*.keys"))
+
+
+def test_a_kill_while_a_file_is_written_leaves_nothing_for_long(log):
+    """D28: a half-written file has another name, and the next round removes it."""
+    log.create_topic("t", 1, COMPACTED)
+    send(log, (b"a", b"1"))
+    (file,) = sealed(log)
+    half = file.with_name(f"{file.name}.0.tmp")
+    half.write_bytes(file.read_bytes()[:30])
+    file.unlink()
+    assert log.housekeeping.verify() == []
+    with embedlog.open(log.path) as other:
+        assert other.topic("t").get(b"a") == b"1"
+        other.housekeeping.run()
+    assert index_files(log) == [file]
+
+
+def test_an_index_without_its_segment_is_a_stray(log):
+    """D28: a kill between two unlinks, or a power cut, leaves one."""
+    log.create_topic("t", 1, COMPACTED)
+    send(log, (b"a", b"1"))
+    (file,) = sealed(log)
+    stray = file.with_name(f"{99:020d}-99.keys")
+    stray.write_bytes(file.read_bytes())
+    (finding,) = log.housekeeping.verify()
+    assert stray.name in finding.path
+    log.housekeeping.repair(dry_run=False)
+    assert index_files(log) == [file]
+
+
+def test_a_log_in_several_directories_has_none_and_answers_the_same(tmp_path):
+    """D28: a leader that is elected may have other bytes in a segment of the same id."""
+    with Directories(tmp_path).open() as log:
+        topic = log.create_topic("t", 1, COMPACTED)
+        send(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
+        assert sealed(log) == []
+        assert [topic.get(key) for key in (b"a", b"b", b"c")] == [b"3", b"2", None]
+
+
+def test_a_range_of_offsets_limits_a_look_up(log):
+    """D28: in a view, also where compaction has left gaps."""
+    topic = log.create_topic("t", 1, INDEXED)
+    send(log, *[(b"a", b"%d" % number) for number in range(6)])
+    for _ in range(2):
+        partition = log.partition("t", 0)
+        for stop in range(1, 6):
+            assert last_record(partition, b"a", 0, stop).value == b"%d" % (stop - 1)
+        assert topic[2:4].get(b"a") == b"3"
+        assert topic[4:4].get(b"a") is None
+        sealed(log)
