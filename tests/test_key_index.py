@@ -301,3 +301,114 @@ def test_a_range_of_offsets_limits_a_look_up(log):
         assert topic[2:4].get(b"a") == b"3"
         assert topic[4:4].get(b"a") is None
         sealed(log)
+
+
+# What topics do with it
+
+
+@pytest.fixture(params=["indexed", "not indexed"])
+def config(request):
+    return INDEXED if request.param == "indexed" else {}
+
+
+def test_all_records_of_a_key_are_found_in_order(log, config):
+    """D28: `records_of`, with headers and tombstones, before and after a compaction."""
+    topic = log.create_topic("t", 1, config)
+    with log.producer() as producer:
+        for number in range(30):
+            value = None if number == 13 else b"%d" % number
+            headers = [("n", b"%d" % number)] if number % 4 == 0 else None
+            key = b"k%d" % (number % 3)
+            producer.send("t", value, key=key, headers=headers, timestamp_ms=number).result()
+            if number % 10 == 9:
+                log.partition("t", 0).roll()
+    assert topic[3:9].records_of(b"k1") == list(topic[4:5]) + list(topic[7:8])
+    assert topic.records_of(b"k1", as_of=10) == list(topic[1:10])[::3]
+    for _ in range(2):
+        for key in (b"k0", b"k1", b"k2"):
+            assert topic.records_of(key) == [record for record in topic if record.key == key]
+        assert topic.records_of(b"k3") == []
+        log.alter_topic("t", {"cleanup.policy": "compact"})
+        log.housekeeping.compact("t", force=True)
+    assert [record.value for record in topic.records_of(b"k1")] == [b"28"]
+
+
+def test_records_of_a_key_in_two_partitions_are_merged_by_time(log, config):
+    """D28: when the topic has grown, or the producer chose the partition."""
+    topic = log.create_topic("t", 3, config)
+    with log.producer() as producer:
+        for number in range(9):
+            producer.send("t", b"%d" % number, key=b"k", partition=number % 3, timestamp_ms=number)
+    assert [record.value for record in topic.records_of(b"k")] == [
+        b"%d" % number for number in range(9)
+    ]
+
+
+def test_many_keys_are_looked_up_at_once(log, config):
+    """D28: `get_many` answers in the order of the keys."""
+    topic = log.create_topic("t", 3, config)
+    send(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", None))
+    assert topic.get_many([b"b", b"x", b"a", b"c", b"b"]) == [b"2", None, b"3", None, b"2"]
+    assert topic.get_many(iter([b"x", b"b"]), b"none") == [b"none", b"2"]
+    assert topic.get_many([]) == []
+
+
+def test_a_look_up_as_of_a_time(log, config):
+    """D28: as if nothing had been written from that time on."""
+    topic = log.create_topic("t", 1, config)
+    with log.producer() as producer:
+        for number, key in enumerate(b"ab ab ab".split()):
+            for each in key:
+                value = b"%d" % number
+                producer.send("t", value, key=bytes([each]), timestamp_ms=1000 * number).result()
+    assert [topic.get(b"a", as_of=time) for time in (0, 1, 1000, 1001, 9999)] == [
+        *(None, b"0", b"0", b"1", b"2")
+    ]
+    assert topic.get_many([b"a", b"b"], as_of=2000) == [b"1", b"1"]
+    assert dict(topic.items(as_of=1500)) == {b"a": b"1", b"b": b"1"}
+    assert list(topic.keys(as_of=0)) == []
+
+
+def test_keys_and_items_with_a_prefix(log, config):
+    """D28: of the stored bytes; without the keys that were deleted."""
+    topic = log.create_topic("t", 2, {**config, "key.serializer": "str"})
+    with log.producer() as producer:
+        for key, value in [("ä/1", b"1"), ("ä/2", b"2"), ("b/1", b"3"), ("ä/3", None), ("ä", b"")]:
+            producer.send("t", value, key=key).result()
+    assert sorted(topic.keys()) == ["b/1", "ä", "ä/1", "ä/2"]
+    assert dict(topic.items(prefix="ä/")) == {"ä/1": b"1", "ä/2": b"2"}
+    assert dict(topic.items(prefix="ä/".encode())) == {"ä/1": b"1", "ä/2": b"2"}
+    assert list(topic.keys(prefix="c")) == []
+    with pytest.raises(TypeError, match="str or bytes"):
+        list(topic.keys(prefix=1))
+
+
+def test_typed_topics_have_the_same(log, config):
+    """D28: keys of one column or several; a prefix is of the first one."""
+    schema = pa.schema([("site", pa.string()), ("number", pa.int32()), ("x", pa.int64())])
+    one = log.create_topic("one", 1, config, schema=schema, key="site")
+    two = log.create_topic("two", 1, config, schema=schema, key=["site", "number"])
+    number = log.create_topic("number", 1, config, schema=schema, key="number")
+    with log.producer() as producer:
+        for name in ("one", "two", "number"):
+            for step in range(8):
+                row = {"site": ["a1", "a2", "b1"][step % 3], "number": step % 2, "x": step}
+                producer.send(name, row).result()
+        producer.send("one", None, key="a2").result()
+    assert [record.value and record.value["x"] for record in one.records_of("a2")] == [
+        1,
+        4,
+        7,
+        None,
+    ]
+    assert one.records_of("a2") == [record for record in one if record.key == "a2"]
+    assert two.records_of(("b1", 0)) == [record for record in two if record.key == ("b1", 0)]
+    assert [value and value["x"] for value in one.get_many(["b1", "a2", "c"])] == [5, None, None]
+    assert [value["x"] for value in two.get_many([("b1", 1), {"site": "a1", "number": 0}])] == [
+        5,
+        6,
+    ]
+    assert sorted(one.keys()) == ["a1", "b1"]
+    assert sorted(two.keys(prefix="a")) == [("a1", 0), ("a1", 1), ("a2", 0), ("a2", 1)]
+    with pytest.raises(TypeError, match="int32"):
+        list(number.keys(prefix="a"))

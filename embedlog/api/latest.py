@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.offset_range import OffsetRange
@@ -15,30 +16,62 @@ from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     from embedlog.compaction.last_records import LastRecord, ValueAt
+    from embedlog.partition.key_index import FoundRecord
 
 Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
-def get(
-    root: Root, name: str, ranges: Ranges, key: bytes, value_at: ValueAt | None = None
-) -> tuple[TopicPartition, LastRecord] | None:
-    """Return the latest record of a key and its partition; None if there is none.
+def get_many(
+    root: Root, name: str, ranges: Ranges, keys: Sequence[bytes], value_at: ValueAt | None = None
+) -> list[tuple[TopicPartition, LastRecord] | None]:
+    """Return the latest record of each key and its partition; None if there is none.
 
     ``value_at`` is that of `last_record`.
     """
-    home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
+    count, version = root.partitions(name), root.context.catalog.version
+    result: list[tuple[TopicPartition, LastRecord] | None] = [None] * len(keys)
+    rest: Sequence[int] = range(len(keys))
     while True:
         version_before, parts = version(), _not_empty(ranges)
-        records = _last_records(root, name, parts, key, home, value_at)
-        # Otherwise compaction may have removed the record because of one after the ranges.
-        if records.get(home) or version() == version_before or _not_empty(ranges) == parts:
-            break
-    if home in records:
-        return TopicPartition(name, home), records[home]
-    # It is elsewhere if the program chose the partition, or the topic has grown: the latest wins.
-    newest = max(records, key=lambda number: (records[number].timestamp, number), default=None)
-    return None if newest is None else (TopicPartition(name, newest), records[newest])
+        for index in rest:
+            home = partition_for_key(keys[index], count)
+            records = _last_records(root, name, parts, keys[index], home, value_at)
+            # It is elsewhere if the program chose the partition, or the topic has grown: then the
+            # latest wins.
+            newest = home if home in records else None
+            if newest is None and records:
+                newest = max(records, key=lambda number: (records[number].timestamp, number))
+            if newest is not None:
+                result[index] = TopicPartition(name, newest), records[newest]
+        # Compaction may have removed a record because of one after the ranges.
+        if version() == version_before or _not_empty(ranges) == parts:
+            return result
+        rest = [index for index in rest if not _is_at_home(keys[index], count, result[index])]
+        for index in rest:
+            result[index] = None
+
+
+def _is_at_home(key: bytes, count: int, found: tuple[TopicPartition, LastRecord] | None) -> bool:
+    return found is not None and found[0].partition == partition_for_key(key, count)
+
+
+def records_of(
+    root: Root, name: str, ranges: Sequence[OffsetRange], key: bytes
+) -> list[tuple[int, FoundRecord]]:
+    """Return all records of a key with their partitions.
+
+    Those of a partition are in order; those of several are merged by their timestamps.
+    """
+    from embedlog.compaction.last_records import all_records
+
+    lists = []
+    for part in ranges:
+        if part.start < part.stop:
+            log = root.partition(name, part.partition)
+            found = all_records(log, key, part.start, part.stop)
+            lists.append([(part.partition, record) for record in found])
+    return list(merge(*lists, key=lambda item: item[1].timestamp))
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:
@@ -107,7 +140,7 @@ def _last_of_partition(
 
 
 def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
-    """Keep one record per key if a key is in several partitions, by the same rule as `get`."""
+    """Keep one record per key if a key is in several partitions, by the same rule as `get_many`."""
     keys = table["key"].combine_chunks()
     homes = numbers(partitions_for_keys(keys, partitions), pa.int32())
     at_home = pc.equal(homes, table["partition"].combine_chunks())

@@ -11,7 +11,7 @@ from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, overload
 
-from embedlog.api.latest import get, latest
+from embedlog.api.latest import get_many, latest, records_of
 from embedlog.api.offset_range import OffsetRange, TopicFile, topic_files
 from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
@@ -28,7 +28,7 @@ from embedlog.consumer.deserialize import (
 )
 from embedlog.display import cut, html_table, moment, need, plural, public_names, short
 from embedlog.errors import EmbedlogError, SerializationError, no_attribute
-from embedlog.lazy import pa
+from embedlog.lazy import pa, pc
 from embedlog.partition import PartitionLog
 from embedlog.partition.reader import ColumnIndexes
 from embedlog.progress import format_bytes
@@ -585,26 +585,86 @@ class TopicView(Generic[K, V]):
 
     # The latest value of each key
 
-    def get(self, key: K, default: V | None = None) -> V | None:
+    def get(self, key: K, default: V | None = None, *, as_of: When | None = None) -> V | None:
         """Return the latest value of a key, whether or not compaction has run.
 
         The key and the value are of the types of the topic's serializers, or bytes.
 
-        Returns ``default`` if there is none, or if it was deleted.  Reads the keys from the
-        newest segment backwards, first in the partition that the key hashes to, and in the
-        others only if it is not there.
+        Returns ``default`` if there is none, or if it was deleted.  Looks in the partition that
+        the key hashes to, and in the others only if it is not there; with ``key.index.enable`` by
+        the index of keys, otherwise it reads the keys from the newest segment backwards.
+
+        Args:
+            key: The key.
+            default: What to return without a value.
+            as_of: As if nothing had been written from this time on; see `between`.  What
+                compaction has removed is missing.
         """
-        key_bytes = self._key_bytes(key)
-        latest = get(self._root, self.name, self.ranges, key_bytes, self._value_at)
-        if latest is None or latest[1].value is None:
-            return default
-        partition, (offset, _, stored) = latest
+        return self.get_many([key], default, as_of=as_of)[0]
+
+    def get_many(
+        self, keys: Iterable[K], default: V | None = None, *, as_of: When | None = None
+    ) -> list[V | None]:
+        """Return the latest values of keys, in their order; the arguments are those of `get`."""
+        view = self._before(as_of)
+        stored_keys = [self._key_bytes(key) for key in keys]
+        found = get_many(self._root, self.name, view.ranges, stored_keys, self._value_at)
+        result = [default] * len(stored_keys)
         deserializers = self._deserializers()._replace(key=None)
-        _, values, failure = deserializers.convert(self.name, None, [key_bytes], [stored])
-        if failure is not None:
-            raise failure.error(key_bytes, stored, partition, offset)
-        value: V = values[0]
-        return value
+        for index, record in enumerate(found):
+            if record is None or record[1].value is None:
+                continue
+            partition, (offset, _, stored) = record
+            _, values, failure = deserializers.convert(self.name, None, [None], [stored])
+            if failure is not None:
+                raise failure.error(stored_keys[index], stored, partition, offset)
+            result[index] = values[0]
+        return result
+
+    def records_of(self, key: K, *, as_of: When | None = None) -> list[Record[K, V]]:
+        """Return all records of a key, the oldest first, also those that deleted it.
+
+        With ``key.index.enable`` in a time that grows with their number alone; otherwise it reads
+        the keys of all records.  Those in several partitions are in the order of their timestamps.
+
+        Args:
+            key: The key, as for `get`.
+            as_of: As for `get`.
+        """
+        key_bytes, deserializers = self._key_bytes(key), self._deserializers()
+        found = records_of(self._root, self.name, self._before(as_of).ranges(), key_bytes)
+        value_at, result = self._value_at, list[Record[K, V]]()
+        stored_key = self._key_at(found[0][1].decoded.batch, found[0][1].row) if found else None
+        for number, record in found:
+            decoded, row = record.decoded, record.row
+            batch, headers = decoded.batch, decoded.headers
+            stored = decoded.values[row].as_py() if value_at is None else value_at(batch, row)
+            own_headers = NO_HEADERS if headers is None else headers[row]
+            keys, values, failure = deserializers.convert(
+                self.name, [own_headers], [stored_key], [stored]
+            )
+            if failure is not None:
+                partition = TopicPartition(self.name, number)
+                raise failure.error(key_bytes, stored, partition, record.offset)
+            result.append(
+                Record(
+                    *(self.name, number, record.offset, record.timestamp),
+                    *(int(batch.is_log_append_time), keys[0], values[0], own_headers),
+                    batch.leader_epoch,
+                )
+            )
+        return result
+
+    def _before(self, as_of: When | None) -> TopicView[K, V]:
+        """Return the records up to a time, which is excluded; all without one."""
+        if as_of is None:
+            return self
+        end_ms = milliseconds(as_of, self._root.clock())
+        return self._view([self._range_between(part, None, end_ms) for part in self.ranges()])
+
+    def _key_at(self, batch: Batch, row: int) -> Any:
+        """Return what a deserializer of keys gets for a row of a batch."""
+        return batch.keys()[row].as_py()
 
     _value_at: ValueAt | None = None
     """Returns the value in a row of a batch, if it is not stored as bytes."""
@@ -629,19 +689,43 @@ class TopicView(Generic[K, V]):
             ) from error
         return data
 
-    def items(self) -> Iterator[tuple[K, V]]:
-        """Yield each key with its latest value, without keys that were deleted."""
-        deserializers = self._deserializers()
-        for table in self._latest(self.schema(["key", "value", "partition", "offset"])):
-            for batch in table.to_batches():
-                keys, values = (batch.column(number).to_pylist() for number in range(2))
-                items = deserializers.convert(self.name, None, keys, values)
+    def keys(self, *, prefix: str | bytes = b"", as_of: When | None = None) -> Iterator[K]:
+        """Yield each key that has a value; the arguments are those of `items`."""
+        for key, _ in self._items(prefix, as_of, values=False):
+            yield key
+
+    def items(
+        self, *, prefix: str | bytes = b"", as_of: When | None = None
+    ) -> Iterator[tuple[K, V]]:
+        """Yield each key with its latest value, without keys that were deleted.
+
+        Reads all keys, and the values of those that it yields.
+
+        Args:
+            prefix: Only keys whose stored bytes begin with this; text is UTF-8.
+            as_of: As for `get`.
+        """
+        yield from self._items(prefix, as_of)
+
+    def _items(
+        self, prefix: str | bytes, as_of: When | None, *, values: bool = True
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield what `items` does, or each key with None."""
+        deserializers, columns = self._deserializers(), ["key", "partition", "offset"]
+        if values:
+            columns.append("value")
+        else:
+            deserializers = deserializers._replace(value=None)
+        for table in self._before(as_of)._latest(self.schema(columns)):
+            for batch in with_prefix(table, "key", prefix).to_batches():
+                keys, numbers, offsets, *rest = (column.to_pylist() for column in batch.columns)
+                stored = rest[0] if values else [None] * len(keys)
+                items = deserializers.convert(self.name, None, keys, stored)
                 yield from zip(*items[:2], strict=True)
                 if (failure := items[2]) is not None:
                     row = failure.row
-                    number, offset = (batch.column(column)[row].as_py() for column in (2, 3))
-                    partition = TopicPartition(self.name, number)
-                    raise failure.error(keys[row], values[row], partition, offset)
+                    partition = TopicPartition(self.name, numbers[row])
+                    raise failure.error(keys[row], stored[row], partition, offsets[row])
 
     def files(self) -> list[TopicFile]:
         """Return the segment files that hold the records now, by partition and offset.
@@ -755,6 +839,23 @@ class TopicView(Generic[K, V]):
                 start = read.stop
                 if rows:
                     yield part, rows
+
+
+def with_prefix(table: pa.Table, name: str, prefix: object) -> pa.Table:
+    """Return the rows in which a column of text or bytes begins with a prefix.
+
+    Raises:
+        TypeError: The column has another type, or the prefix is neither str nor bytes.
+    """
+    if not isinstance(prefix, str | bytes):
+        raise TypeError(f"prefix must be str or bytes, got {type(prefix).__name__}")
+    if not prefix:
+        return table
+    column = table[name]
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        raise TypeError(f"prefix is for keys of text or bytes, and {name} is {column.type}")
+    start = prefix.encode() if isinstance(prefix, str) else prefix
+    return table.filter(pc.starts_with(column.cast(pa.binary()), pattern=start))
 
 
 def _check_count(count: int) -> None:

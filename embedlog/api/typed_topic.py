@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.topic import Between, Topic, TopicView
+from embedlog.api.topic import Between, Topic, TopicView, with_prefix
 from embedlog.batch import Batch
 from embedlog.batch.arrays import empty
 from embedlog.batch.tables import in_groups
@@ -204,14 +204,24 @@ class TypedTopicView(TopicView[Any, Any]):
     def _value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
         return self._typed_reader().value_at(batch, row)
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each key with its latest value, without keys that were deleted."""
+    def _items(
+        self, prefix: str | bytes, as_of: When | None, *, values: bool = True
+    ) -> Iterator[tuple[Any, Any]]:
         schema = self._schema()
-        names, key = schema.columns.names, schema.key
-        for table in self._latest(self.schema(names)):
-            for batch in table.to_batches():
+        key = schema.key
+        names = schema.columns.names if values else list(key)
+        for table in self._before(as_of)._latest(self.schema(names)):
+            kept = with_prefix(table, key[0], prefix) if prefix and key else table
+            for batch in kept.to_batches():
                 for value in python_rows(batch, names):
                     yield value[key[0]] if len(key) == 1 else tuple(map(value.get, key)), value
+
+    def _key_at(self, batch: Batch, row: int) -> Any:
+        reader = self._typed_reader()
+        names = list(reader.schema.key)
+        columns = list(reader.columns(batch, names).values())
+        (values,) = python_rows(pa.RecordBatch.from_arrays(columns, names).slice(row, 1), names)
+        return values[names[0]] if len(names) == 1 else tuple(map(values.get, names))
 
     def _key_bytes(self, key: Any) -> bytes:
         encoder = RowEncoder(self.name, self._schema())

@@ -15,7 +15,7 @@ from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
 from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
 from embedlog.partition import PartitionLog
-from embedlog.partition.key_index import FoundRecord
+from embedlog.partition.key_index import DecodedBatch, FoundRecord
 
 _READ_BYTES = 4 << 20
 
@@ -135,10 +135,31 @@ def last_record(
     return None
 
 
+def all_records(log: PartitionLog, key: bytes, start: int, stop: int) -> list[FoundRecord]:
+    """Return all records of one key in ``[start, stop)``, in order.
+
+    By the key index if the topic has one; otherwise it reads all keys.
+    """
+    log.refresh()
+    if log.indexes_keys:
+        return log.key_index.all(key, start, stop)
+    found, key_scalar = list[FoundRecord](), data(key, pa.binary())
+    for first, batches in _read(log, start, stop):
+        for batch in batches:
+            same = pc.equal(batch.keys(), key_scalar)
+            rows = np.flatnonzero(bits(same.buffers()[1], same) & ~nulls(same))
+            if len(rows) and not batch.flags & CONTROL:
+                offsets, decoded = offsets_of(batch), DecodedBatch(batch)
+                for row in rows.tolist():
+                    if first <= offsets[row] < stop:
+                        found.append(FoundRecord(int(offsets[row]), decoded, row))
+    return found
+
+
 def _record(found: FoundRecord, value_at: ValueAt | None) -> LastRecord:
     decoded, row = found.decoded, found.row
     value = decoded.values[row].as_py() if value_at is None else value_at(decoded.batch, row)
-    return LastRecord(found.offset, decoded.timestamps[row].value, value)
+    return LastRecord(found.offset, found.timestamp, value)
 
 
 def _last_in(

@@ -182,6 +182,12 @@ class FoundRecord(NamedTuple):
     decoded: DecodedBatch
     row: int
 
+    @property
+    def timestamp(self) -> int:
+        """In milliseconds since 1970."""
+        timestamp: int = self.decoded.timestamps[self.row].value
+        return timestamp
+
 
 class DecodedBatch:
     """A batch, and those of its columns that look-ups have used."""
@@ -199,6 +205,11 @@ class DecodedBatch:
     def timestamps(self) -> Any:
         """The timestamps in ms."""
         return self.batch.timestamps()
+
+    @cached_property
+    def headers(self) -> list[list[tuple[str, bytes | None]]] | None:
+        """The headers of each record; None if the batch has no such column."""
+        return self.batch.header_lists()
 
     @cached_property
     def offsets(self) -> Any:
