@@ -56,22 +56,23 @@ def _is_at_home(key: bytes, count: int, found: tuple[TopicPartition, LastRecord]
     return found is not None and found[0].partition == partition_for_key(key, count)
 
 
-def records_of(
-    root: Root, name: str, ranges: Sequence[OffsetRange], key: bytes
-) -> list[tuple[int, FoundRecord]]:
+def records_of(root: Root, name: str, ranges: Ranges, key: bytes) -> list[tuple[int, FoundRecord]]:
     """Return all records of a key with their partitions.
 
     Those of a partition are in order; those of several are merged by their timestamps.
     """
     from embedlog.compaction.last_records import all_records
 
-    lists = []
-    for part in ranges:
-        if part.start < part.stop:
+    version = root.context.catalog.version
+    while True:
+        version_before, parts, lists = version(), _not_empty(ranges), []
+        for part in parts:
             log = root.partition(name, part.partition)
             found = all_records(log, key, part.start, part.stop)
             lists.append([(part.partition, record) for record in found])
-    return list(merge(*lists, key=lambda item: item[1].timestamp))
+        # As in `get_many`.
+        if version() == version_before or _not_empty(ranges) == parts:
+            return list(merge(*lists, key=lambda item: item[1].timestamp))
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:

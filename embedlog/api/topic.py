@@ -610,7 +610,7 @@ class TopicView(Generic[K, V]):
         stored_keys = [self._key_bytes(key) for key in keys]
         found = get_many(self._root, self.name, view.ranges, stored_keys, self._value_at)
         result = [default] * len(stored_keys)
-        deserializers = self._deserializers()._replace(key=None)
+        deserializers = self._deserializers()._replace(key=None) if any(found) else RAW
         for index, record in enumerate(found):
             if record is None or record[1].value is None:
                 continue
@@ -632,7 +632,7 @@ class TopicView(Generic[K, V]):
             as_of: As for `get`.
         """
         key_bytes, deserializers = self._key_bytes(key), self._deserializers()
-        found = records_of(self._root, self.name, self._before(as_of).ranges(), key_bytes)
+        found = records_of(self._root, self.name, self._before(as_of).ranges, key_bytes)
         value_at, result = self._value_at, list[Record[K, V]]()
         stored_key = self._key_at(found[0][1].decoded.batch, found[0][1].row) if found else None
         for number, record in found:

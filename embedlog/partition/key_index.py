@@ -45,7 +45,11 @@ _HEAD = struct.Struct("<8s6Q")
 """Magic; id, base offset and size of the segment; batches, entries; and the CRC of all others."""
 _NUMBER = 0xFFFFFFFF
 _READ_BYTES = 4 << 20
-_MAP_BYTES = 256 << 10
+_FIRST_BYTES = 256 << 10
+_MAP_BYTES = 1 << 20
+"""Map larger files of the index: a map keeps a descriptor."""
+_MAPPED_SEGMENTS = 64
+"""How many segments of a partition stay mapped, likewise."""
 _CACHED_BYTES, _LEAST_BYTES = 64 << 20, 4 << 10
 """How much of the batches of a partition stays decoded, and what one counts at least."""
 _ATTEMPTS = 20
@@ -100,7 +104,7 @@ class SegmentKeys:
         # So that there are few runs, and each record is merged into a larger one a few times.
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
             run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")
+            run.sort(kind="stable")  # This merges runs.
         if len(run):
             self._runs.append(run.data)
 
@@ -119,10 +123,13 @@ class SegmentKeys:
         return self._positions[index], record - self._firsts[index]
 
     def pack(self, info: SegmentInfo) -> bytes:
-        """Return the bytes of a file, for a segment that was read to its end."""
-        run = np.concatenate([np.empty(0, np.uint64), *self._runs])
+        """Return the bytes of a file, for a segment that was read to its end; it is empty then."""
+        # Two copies at most: a segment may have millions of records.
+        runs, self._runs = self._runs, []
+        run = np.concatenate([np.empty(0, np.uint64), *runs])
+        del runs
         run.sort(kind="stable")
-        parts = [bytes(part) for part in (self._firsts, self._positions, run)]
+        parts = [pa.py_buffer(part) for part in (self._firsts, self._positions, run)]
         facts = info.id, info.base_offset, info.size, len(self._firsts), len(run)
         return b"".join([_HEAD.pack(_MAGIC, *facts, _crc(facts, parts)), *parts])
 
@@ -162,7 +169,8 @@ def load(log: PartitionLog, info: SegmentInfo) -> SegmentKeys | None:
     try:
         with files.opened(key_index_path(log.path_of(info))) as fd:
             size = files.size(fd)
-            data = files.map(fd, size) if files.maps_segments and size else files.read(fd, size, 0)
+            is_mapped = files.maps_segments and size > _MAP_BYTES
+            data = files.map(fd, size) if is_mapped else files.read(fd, size, 0)
     except StorageError:
         return None
     return SegmentKeys.unpack(data, info)
@@ -330,6 +338,7 @@ class KeyIndex:
         if self._version != log.snapshot_version:
             self._infos = list(reversed(log.segments.values()))
             self._version = log.snapshot_version
+            # A file that was open for appends is opened again, to be mapped.
             known, self._segments, self._files = self._segments, {}, {}
             for info in self._infos:
                 path = key_index_path(log.path_of(info))
@@ -364,8 +373,7 @@ class KeyIndex:
         if keys is not None and epoch not in (-1, tail.leader_epoch):
             # The log may have been truncated, and have other records there.
             keys = None
-            self._batches.clear()
-            self._cached_bytes = 0
+            self._forget_batches()
         if keys is None:
             loaded = load(self._log, info) if info.sealed else None
             keys = loaded or SegmentKeys()
@@ -379,18 +387,25 @@ class KeyIndex:
     def _file(self, info: SegmentInfo) -> SegmentFile:
         file = self._files.get(info.id)
         if file is None:
+            if len(self._files) >= _MAPPED_SEGMENTS:
+                self._forget_batches()
             file = self._files[info.id] = self._log.open_shared(info)
             if info.sealed:
                 # Maps the file: from now on a batch is read without a copy.
-                file.mapped(file.start, info.end_position, _MAP_BYTES)
+                file.mapped(file.start, info.end_position, _FIRST_BYTES)
             self._log.context.open_files.opened(self)
         return file
+
+    def _forget_batches(self) -> None:
+        self._files.clear()
+        self._batches.clear()
+        self._cached_bytes = 0
 
     def release_files(self) -> bool:
         """Close the files for now, unless a look-up is in progress."""
         if not self._lock.acquire(False):
             return False
-        self._files = {}
+        self._forget_batches()
         self._lock.release()
         return True
 
