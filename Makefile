@@ -105,7 +105,9 @@ option-types: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/option_types.py
 
 # The site, into site/; a warning or a broken link fails it.
-docs: .venv/.docs
+# Its pages must print what they say.
+docs: .venv/.dev .venv/.docs
+	$(PYTEST) --tier=test -q tests/test_docs.py tests/test_tutorial.py tests/test_cookbook.py
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
 demo: .venv/.demo jar

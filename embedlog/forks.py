@@ -112,6 +112,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_child() -> None:
     for lock in list(_locks):
+        # As `threading` does with its own.
         if not lock._is_owned():
             lock._at_fork_reinit()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import suppress
 
 import pytest
@@ -89,6 +90,21 @@ def test_a_reader_goes_on_when_the_leader_breaks_under_it(log, disks):
     assert values(log) == [b"all", b"one"]
     disks.repair(path(log, leader))
     bring_back(log)
+
+
+def test_what_a_disk_loses_as_it_breaks_is_no_difference(log, disks):
+    """It is found by the comparison before any other operation fails; the disk goes offline."""
+    partition(log).append([encoded(b"a")])
+    partition(log).roll()
+    _, follower = replicas(log)
+    file, *_ = segment_files(path(log, follower))
+    os.truncate(file, os.path.getsize(file) - 8)
+    assert [each.what for each in log.housekeeping.verify(replicas=True)]
+
+    disks.break_disk(path(log, follower), errno.EROFS)
+
+    assert log.housekeeping.verify(replicas=True) == []
+    assert follower not in log.root.controller.image.online
 
 
 def append(log, value, durability=None):

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from support.clock import START, ManualClock
 from support.faulty_files import FaultyFiles
-from support.forks import Child, was_killed
+from support.forks import Child, until, was_killed
 from support.manual_compaction import keep
 from support.patience import patient
 from support.replicas import assignment, values
@@ -1321,6 +1321,32 @@ def test_merging_keeps_append_times_and_compacted_gaps(a, b):
 
     assert [r.timestamp for r in b["t"]] == [r.timestamp for r in a["t"]]
     assert [hops_of(r.headers[-1][1])[-1].offset for r in b["t"]] == [1, 5, 6]
+
+
+@pytest.mark.parametrize("moment", ["topics", "fetch"])
+def test_a_topic_that_is_created_again_is_merged_from_its_start(a, b, monkeypatch, moment):
+    """Also if it has more records by then than were copied of the one before."""
+    a.create_topic("t")
+    send(a, "t", b"old", b"old")
+    calls, call = [], getattr(RootSource, moment)
+
+    def create_again(self, *arguments):
+        calls.append(arguments)
+        if (len(calls) == 3 and moment == "topics") or (len(calls) == 2 and moment == "fetch"):
+            a.delete_topic("t")
+            a.create_topic("t")
+            send(a, "t", *(b"%d" % number for number in range(9)))
+        return call(self, *arguments)
+
+    monkeypatch.setattr(RootSource, moment, create_again)
+    with embedlog.mirror(a, b, topics="t", merge=True, follow=True):
+        until(lambda: "t" in b and len(b["t"]) == 2)
+        if moment == "fetch":
+            send(a, "t", b"old")
+        until(lambda: b["t"][-1].value == b"8")
+
+    values = [record.value for record in b["t"]]
+    assert values == [b"old", b"old", *(b"%d" % number for number in range(9))]
 
 
 def test_a_merging_mirror_finds_its_place_in_the_records(a, b):

@@ -802,6 +802,25 @@ def test_a_directory_is_added_although_another_one_turns_out_to_be_behind(
     check_equal(directories, log, "t")
 
 
+def test_a_directory_is_added_although_it_goes_offline_again_at_once(
+    directories, log, monkeypatch, tmp_path
+):
+    """Another process may find it broken while this one removes what is left in it."""
+    log.create_topic("t")
+    controller, write_members = log.root.controller, log.root.write_members
+
+    def lose_it():
+        write_members()
+        controller.take_offline({max(controller.directories): errors.StorageError("broken")})
+
+    monkeypatch.setattr(log.root, "write_members", lose_it)
+    added = log.replicas.add(tmp_path / "added")
+    monkeypatch.undo()
+
+    assert controller.image.online == (1, 2, 3)
+    assert bring_back(log) == [added]
+
+
 def test_a_directory_is_added_although_another_one_breaks_in_that_commit(
     directories, log, monkeypatch, tmp_path
 ):

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.children import run_python
 
@@ -22,13 +24,11 @@ FORKS = "ignore:This process:DeprecationWarning"
 
 WITH_SHELL = [
     *("../README.md", "index.md", "tutorial.md", "values.md", "avro.md", "guide.md", "mirrors.md"),
+    "typed-topics.md typed-topics-doors.md",
 ]
 """Pages of which the shell blocks are run, too; see `that_ends`."""
 
-PYTHON_ONLY = [
-    *("typed-topics.md typed-topics-doors.md", "audit.md", "replicas.md", "troubleshooting.md"),
-    "kafka-clients.md",
-]
+PYTHON_ONLY = ["audit.md", "replicas.md", "troubleshooting.md", "kafka-clients.md"]
 """Pages whose shell blocks are alternatives; tests/test_docs.py looks at their commands.
 
 Two pages in one text are one session.
@@ -82,6 +82,9 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
             options = {"group_id": "billing", "auto_offset_reset": "earliest"}
             with log.consumer("orders", **options) as consumer:
                 consumer.poll(1.0)
+    time, texts = pa.array([0], pa.timestamp("us")), ["UA"]
+    january = {"tailnum": texts, "time_hour": time, "carrier": texts, "dep_delay": [61]}
+    pq.write_table(pa.table(january), tmp_path / "january.parquet")
     path = f"{commands}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "EMBEDLOG_ROOT": "data/log"}
 

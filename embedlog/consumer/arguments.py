@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,6 +12,7 @@ from embedlog.errors import (
     InvalidPartitionError,
     InvalidTopicError,
 )
+from embedlog.forks import new_lock
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 
@@ -20,13 +20,13 @@ class SingleThreadGuard:
     """A reentrant lock that refuses a second thread, and all once it is closed."""
 
     def __init__(self) -> None:
-        self._lock, self._pid = threading.RLock(), os.getpid()
+        self._lock = new_lock()
         self.closed = False
         """Set by `Consumer.close`; from then on only the closing thread may enter."""
         self._closing_thread: int | None = None
 
     def __enter__(self) -> None:
-        if not self._acquire(0):
+        if not self._lock.acquire(blocking=False):
             if self.closed:
                 raise ClosedError("The consumer was closed")
             raise IllegalStateError(
@@ -53,20 +53,12 @@ class SingleThreadGuard:
             return False
         return True
 
-    def _acquire(self, timeout: float) -> bool:
-        if self._lock.acquire(blocking=False):
-            return True
-        if self._pid != os.getpid():
-            # The lock was held when the process forked: this child does not have that thread.
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        return self._lock.acquire(timeout=timeout)
-
     def acquire_to_close(self, timeout: float) -> bool:
         """Wait until no other thread is inside; return False after ``timeout`` seconds.
 
         Call it after setting `closed`, and `release_closed` at the end.
         """
-        if not self._acquire(timeout):
+        if not self._lock.acquire(timeout=timeout):
             return False
         self._closing_thread = threading.get_ident()
         return True

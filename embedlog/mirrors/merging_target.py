@@ -133,6 +133,9 @@ class MergingTarget(LogTarget):
         if name not in self._topics:
             lock = f"{source.site_id} into {info.id}"
             self._locks.enter_context(hold_topic_lock(root, lock, name, source.address))
+        elif self._topics[name].id != topic.id:
+            for partition in range(info.partitions):
+                self._positions.pop((name, partition), None)
         self._schema_ids[name] = prepare_schemas(root, topic, name, own=True)
         self._topics[name] = topic
         return True

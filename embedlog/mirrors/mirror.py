@@ -330,7 +330,10 @@ class Mirror:
     def _prepare(self, topic: SourceTopic) -> bool:
         """Make the copy of a topic like the source; return whether to copy records."""
         name, key = self.target_name(topic.name), (topic.name, _WHOLE)
-        if self._prepared.get(topic.name) == topic and topic.name not in self._unsure:
+        known = self._prepared.get(topic.name)
+        if known is not None and known.id != topic.id:
+            self._forget(topic.name)  # Its positions are those of the topic that was deleted.
+        if known == topic and topic.name not in self._unsure:
             with self._collected(*key):
                 if self._target.is_copy(name):
                     return True
@@ -394,7 +397,7 @@ class Mirror:
             position = self._position(*key)
             self._copy(key, position)
             self._failing.pop(key, None)
-            return position.offset < self._positions[key].offset < goals[key]
+            return position.offset < self._position(*key).offset < goals[key]
         return False
 
     def _copy(self, key: tuple[str, int], position: MirrorPosition) -> None:
@@ -407,8 +410,13 @@ class Mirror:
         except OffsetOutOfRangeError as error:
             self._skip(key, position.offset, error)
             return
-        if fetch.topic not in (None, self._prepared[topic]) and not self._prepare(fetch.topic):
-            return  # A schema was added after the topics were listed, and cannot be copied.
+        known = self._prepared[topic]
+        if fetch.topic not in (None, known) and (
+            not self._prepare(fetch.topic) or fetch.topic.id != known.id
+        ):
+            # After the topics were listed a schema was added, which cannot be copied, or the topic
+            # was created again, and is copied from its start.
+            return
         listening = self._listening(*key)
         for listener, log in listening:
             listener.began(log, position.offset)

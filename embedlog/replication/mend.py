@@ -356,6 +356,15 @@ def examine(log: ReplicatedPartition, *, mend: bool = False) -> Comparison:
             tail = log.tail()
         return _compare(log, _segments(log), tail, mend=False)
 
+    def confirm() -> Comparison:
+        found = compare()
+        differing = {each.copy for each in found.differences}
+        for directory in log.controller.online if log.context.files.writable else ():
+            if directory.path in differing:
+                # Its disk may have failed a moment ago, and lost what was not flushed.
+                directory.probe()
+        return found
+
     with suppress(StorageError):  # perhaps of a file that was just deleted
         found = _repeat(log, compare)
         if not found.differences:
@@ -365,7 +374,7 @@ def examine(log: ReplicatedPartition, *, mend: bool = False) -> Comparison:
         with suppress(*(() if mend else (LockTimeoutError, ReadOnlyError))):
             log.acquire()
             lock.callback(log.release)
-        found = _repeat(log, compare)
+        found = _repeat(log, confirm)
         if mend and found.differences:
             mend_copies(log, _segments(log))
         return found

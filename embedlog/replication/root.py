@@ -20,6 +20,7 @@ from typing import Any
 from embedlog import catalog, kv
 from embedlog.catalog import NewPartitions, PartitionInfo, TopicInfo
 from embedlog.errors import (
+    ClosedError,
     CorruptionError,
     DiskFullError,
     EmbedlogError,
@@ -842,14 +843,14 @@ def _sweep(directory: LogDirectory) -> list[str]:
         for path in unnamed_files.not_pending(files, directory.live, paths):
             startup.remove_stray(files, path)
             removed.append(f"{files.root}: removed {path}: the manifest does not name it")
-    except DATABASE_ERRORS as error:  # of a directory that is found to be broken later
+    except (*DATABASE_ERRORS, ClosedError) as error:  # it is broken, or just went offline again
         _logger.warning("What killed processes left is not removed yet: %s", error)
     return removed
 
 
 def _remove_copies(root: ReplicatedRoot, directory: LogDirectory) -> None:
     """Remove the copies that were moved to other directories while this one was offline."""
-    with suppress(StorageError):
+    with suppress(StorageError, ClosedError):
         for topic in directory.state.read(lambda txn: list(catalog.topics(txn))):
             for partition in range(topic.partitions):
                 key = topic.key(partition)

@@ -213,7 +213,7 @@ def test_a_fork_at_any_line_of_another_thread_disturbs_neither_side(
     """P18: the child makes the call that the thread is in the middle of, and both end."""
     lines = fork_at_lines.count_lines(tmp_path / "root", call)
     cases = forks.evenly(
-        [fork_at_lines.Line(call, n) for n in range(lines)], choose(test=20, all=400)
+        [fork_at_lines.Line(call, n) for n in range(lines)], choose(test=8, all=400)
     )
     reached = sum(fork_at_lines.check(case, root=tmp_path / "root") for case in cases)
     tell(f"{reached} forks at the {lines} lines of {call}")

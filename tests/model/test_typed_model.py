@@ -448,12 +448,10 @@ class TypedTopicMachine:
             assert_same(pa.Table.from_batches(pieces), filtered.select(chosen))
         else:
             assert not filtered.num_rows
+        names = list(dict.fromkeys(["offset", *chosen]))
         with closing(self.log.consumer("t", auto_offset_reset="earliest")) as consumer:
-            pieces = list(
-                consumer.iter_batches(until="end", columns=["offset", *chosen], where=where)
-            )
+            pieces = list(consumer.iter_batches(until="end", columns=names, where=where))
         found = [row for piece in pieces for row in zip(*lists(piece), strict=True)]
-        names = ["offset", *chosen]
         wanted = list(zip(*lists(filtered.select(names)), strict=True))
         assert sorted(map(repr, found)) == sorted(map(repr, wanted))
         self.check_tombstones()

@@ -246,14 +246,15 @@ class Setting(NamedTuple):
 
     def open(self) -> Any:
         """Open the log; wait if too few disks work for that."""
-        disks, begun = _Disks(self), time.monotonic()
+        disks, begun, refusal = _Disks(self), time.monotonic(), ""
         while True:
-            assert time.monotonic() - begun < LONGEST_SECONDS, "the log cannot be opened"
+            assert time.monotonic() - begun < LONGEST_SECONDS, f"it cannot be opened: {refusal}"
             try:
                 log = embedlog.open(self.paths, durability="fsync", maintenance=False, files=disks)
                 log.topics()
                 return log
-            except REFUSALS:
+            except REFUSALS as error:
+                refusal = repr(error)
                 gc.collect()  # which is switched off in children
                 time.sleep(0.02)
 
