@@ -330,7 +330,7 @@ class SegmentFile:
             if max_bytes < _MAPPED_BYTES or not self._files.maps_segments:
                 return self._decoded(decode, position, stop, max_bytes)
             schema = self.schema  # read from the file before it is closed
-            data = pa.py_buffer(self._files.map(self._open_fd(), size))
+            data = self._files.map_data(self._open_fd(), size)
             self._map = BatchSource(data, self.path, 0, schema, reread=self.reread)
             self.close()
         whole = decode(self._map, position, stop, max_bytes)

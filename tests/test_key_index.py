@@ -6,16 +6,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.interleaving import Pair, watched_locks
 from support.mutants import Change
 from support.patience import patient
-from support.replicas import Directories
+from support.replicas import Directories, assignment, bring_back
 from support.roots import healthy_log
-from support.tiers import choose
+from support.tiers import choose, sample
 
 import embedlog
 from embedlog.compaction.last_records import last_record
 from embedlog.partition import key_index
 from embedlog.partition.key_index import SegmentKeys, load
+from embedlog.replication.root import try_bring_back
 
 COMPACTED = {"cleanup.policy": "compact", "file.delete.delay.ms": 0}
 INDEXED = {"key.index.enable": "true", "file.delete.delay.ms": 0}
@@ -106,7 +108,7 @@ def test_a_look_up_reads_no_other_record(log, monkeypatch):
     send(log, *[(b"%d" % number, b"v") for number in range(50)])
     sealed(log)
     with embedlog.open(log.path) as other:
-        monkeypatch.setattr(SegmentKeys, "_add", None)
+        monkeypatch.setattr(SegmentKeys, "add", None)
         topic = other.topic("t")
         assert (topic.get(b"7"), topic.get(b"none")) == (b"v", None)
 
@@ -123,6 +125,60 @@ def test_the_active_segment_is_looked_up_too(log):
     send(log, *[(b"new%d" % number, b"") for number in range(7)])
     assert topic.get(b"new6") == b""
     assert topic.get(b"k5") == b"26"
+
+
+def truncate(log, topic):
+    log.partition(topic, 0).truncate_to(5)
+
+
+def compact(log, topic):
+    log.housekeeping.compact(topic, force=True)
+
+
+def roll(log, topic):
+    log.partition(topic, 0).roll()
+
+
+def build(log, topic):
+    roll(log, topic)
+    log.housekeeping.run()
+
+
+def look_up(log, topic):
+    log.topic(topic).get(b"b")
+
+
+SECONDS = [truncate, compact, roll, build, look_up]
+LINES = 130
+
+
+@pytest.mark.parametrize("second", SECONDS)
+@pytest.mark.parametrize("line", sample(range(LINES), choose(quick=6, test=25)))
+def test_a_look_up_goes_on_beside_any_other_operation(tmp_path, line, second):
+    """D28: stopped at any line, it finds the value of before or of after; the next one finds the
+    new one."""
+    with watched_locks(), embedlog.open(tmp_path, maintenance=False) as log:
+        topic = log.create_topic("t", 1, COMPACTED)
+        send(log, (b"a", b"0"), (b"b", b"1"))
+        sealed(log)
+        send(log, (b"a", b"2"), (b"b", b"3"))
+        assert topic.get(b"a") == b"2"
+        send(log, (b"c", b"4"), (b"a", b"5"))
+        found = []
+
+        def first():
+            found.append(topic.get(b"a"))
+
+        def change():
+            second(log, "t")
+            send(log, (b"a", b"new"), (b"c", b""))
+
+        pair = Pair(first, change, ("embedlog.partition.key_index", "embedlog.compaction"), line)
+        pair.run()
+        assert pair.errors == [None, None], pair.stopped_at
+        assert found[0] in {truncate: (b"2", b"5", b"new")}.get(second, (b"5", b"new"))
+        assert topic.get(b"a") == b"new", pair.stopped_at
+        assert topic.get(b"b") == b"3"
 
 
 def test_keys_of_several_columns_are_looked_up(log):
@@ -162,7 +218,7 @@ def test_a_file_with_any_damage_is_refused_and_answers_stay(log):
     (file,) = sealed(log)
     whole = file.read_bytes()
     partition, info = facts(log)
-    assert load(partition, info).records == 0
+    assert load(partition, info) is not None
     damaged = [whole[:-8], whole + bytes(8), b"", whole[:20]]
     for position in range(0, len(whole), 3):
         changed = bytearray(whole)
@@ -281,13 +337,46 @@ def test_an_index_without_its_segment_is_a_stray(log):
     assert index_files(log) == [file]
 
 
-def test_a_log_in_several_directories_has_none_and_answers_the_same(tmp_path):
-    """D28: a leader that is elected may have other bytes in a segment of the same id."""
+def test_a_log_in_several_directories_has_one_in_each(tmp_path):
+    """D28: beside each copy that is in sync."""
     with Directories(tmp_path).open() as log:
         topic = log.create_topic("t", 1, COMPACTED)
-        send(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
-        assert sealed(log) == []
-        assert [topic.get(key) for key in (b"a", b"b", b"c")] == [b"3", b"2", None]
+        for _ in range(2):
+            send(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
+            (name,) = {path.name for path in sealed(log)}
+            assert len(list(tmp_path.rglob(name))) == 3
+            assert [topic.get(key) for key in (b"a", b"b", b"c")] == [b"3", b"2", None]
+        assert log.housekeeping.verify() == []
+
+
+def test_a_copy_that_was_not_in_sync_loses_its_index(tmp_path):
+    """D28: the next leader may have other records in a segment of the same id, base offset and
+    size."""
+    directories = Directories(tmp_path)
+    with directories.open() as log:
+        topic = log.create_topic("t", 1, INDEXED, replication_factor=2)
+        send(log, (b"a", b"1"), (b"b", b"2"))
+        leader, follower = assignment(log, "t").isr
+        directories.lose(log, follower)
+        send(log, (b"c", b"3"))
+        (name,) = {path.name for path in sealed(log)}
+        (stale,) = directories.path(leader).rglob(name)
+        directories.put_back(follower)
+        try_bring_back(log.root)
+        directories.lose(log, leader)  # before the other one has caught up
+        log.replicas.elect_leaders(election="unclean")
+        expected = [b"1", b"2", None, b"4"]
+        send(log, (b"d", b"4"))
+        assert topic.get_many([b"a", b"b", b"c", b"d"]) == expected
+        sealed(log)
+        directories.put_back(leader)
+        bring_back(log)
+        assert not stale.exists()
+        directories.lose(log, follower)
+        assert assignment(log, "t").leader == leader
+        assert topic.get_many([b"a", b"b", b"c", b"d"]) == expected
+        sealed(log)
+        assert topic.get_many([b"a", b"b", b"c", b"d"]) == expected
 
 
 def test_a_range_of_offsets_limits_a_look_up(log):

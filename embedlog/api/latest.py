@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.offset_range import OffsetRange
@@ -11,53 +12,56 @@ from embedlog.batch import Batch
 from embedlog.batch.arrays import numbers, repeated, true
 from embedlog.lazy import pa, pc
 from embedlog.partitioner import partition_for_key, partitions_for_keys
-from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
-    from embedlog.compaction.last_records import LastRecord, ValueAt
     from embedlog.partition.key_index import FoundRecord
+    from embedlog.schemas.reading import TypedReader
 
 Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
 def get_many(
-    root: Root, name: str, ranges: Ranges, keys: Sequence[bytes], value_at: ValueAt | None = None
-) -> list[tuple[TopicPartition, LastRecord] | None]:
-    """Return the latest record of each key and its partition; None if there is none.
-
-    ``value_at`` is that of `last_record`.
-    """
-    count, version = root.partitions(name), root.context.catalog.version
-    result: list[tuple[TopicPartition, LastRecord] | None] = [None] * len(keys)
-    rest: Sequence[int] = range(len(keys))
+    root: Root, name: str, ranges: Ranges, keys: Sequence[bytes], reader: TypedReader | None = None
+) -> list[FoundRecord | None]:
+    """Return the latest record of each key; None if there is none."""
+    homes = [partition_for_key(key, root.partitions(name)) for key in keys]
+    found: list[FoundRecord | None] = [None] * len(keys)
+    version, rest = root.context.catalog.version, list(range(len(keys)))
     while True:
         version_before, parts = version(), _not_empty(ranges)
         for index in rest:
-            home = partition_for_key(keys[index], count)
-            records = _last_records(root, name, parts, keys[index], home, value_at)
-            # It is elsewhere if the program chose the partition, or the topic has grown: then the
-            # latest wins.
-            newest = home if home in records else None
-            if newest is None and records:
-                newest = max(records, key=lambda number: (records[number].timestamp, number))
-            if newest is not None:
-                result[index] = TopicPartition(name, newest), records[newest]
+            found[index] = _get(root, name, parts, keys[index], homes[index], reader)
         # Compaction may have removed a record because of one after the ranges.
         if version() == version_before or _not_empty(ranges) == parts:
-            return result
-        rest = [index for index in rest if not _is_at_home(keys[index], count, result[index])]
-        for index in rest:
-            result[index] = None
+            return found
+        rest = [i for i in rest if (each := found[i]) is None or each.partition != homes[i]]
 
 
-def _is_at_home(key: bytes, count: int, found: tuple[TopicPartition, LastRecord] | None) -> bool:
-    return found is not None and found[0].partition == partition_for_key(key, count)
+def _get(
+    root: Root, name: str, parts: list[OffsetRange], key: bytes, home: int, reader: Any
+) -> FoundRecord | None:
+    from embedlog.compaction.last_records import last_record
+
+    found: dict[int, FoundRecord] = {}
+    # The last part of a partition first.
+    for part in sorted(parts, key=lambda part: (part.partition != home, -part.start)):
+        if part.partition not in found:
+            log = root.partition(name, part.partition)
+            record = last_record(log, key, part.start, part.stop, reader)
+            if record is not None:
+                if part.partition == home:
+                    return record
+                found[part.partition] = record
+    # It is elsewhere if the program chose the partition, or the topic has grown: the latest wins.
+    return max(found.values(), key=lambda each: (each.timestamp, each.partition), default=None)
 
 
-def records_of(root: Root, name: str, ranges: Ranges, key: bytes) -> list[tuple[int, FoundRecord]]:
-    """Return all records of a key with their partitions.
+def records_of(
+    root: Root, name: str, ranges: Ranges, key: bytes, reader: TypedReader | None = None
+) -> list[FoundRecord]:
+    """Return all records of a key.
 
     Those of a partition are in order; those of several are merged by their timestamps.
     """
@@ -68,37 +72,14 @@ def records_of(root: Root, name: str, ranges: Ranges, key: bytes) -> list[tuple[
         version_before, parts, lists = version(), _not_empty(ranges), []
         for part in parts:
             log = root.partition(name, part.partition)
-            found = all_records(log, key, part.start, part.stop)
-            lists.append([(part.partition, record) for record in found])
+            lists.append(all_records(log, key, part.start, part.stop, reader))
         # As in `get_many`.
         if version() == version_before or _not_empty(ranges) == parts:
-            return list(merge(*lists, key=lambda item: item[1].timestamp))
+            return list(merge(*lists, key=attrgetter("timestamp")))
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:
     return [part for part in ranges() if part.start < part.stop]
-
-
-def _last_records(
-    root: Root,
-    name: str,
-    parts: list[OffsetRange],
-    key: bytes,
-    home: int,
-    value_at: ValueAt | None,
-) -> dict[int, LastRecord]:
-    """Return the last record of a key by partition; only of its home partition if it is there."""
-    from embedlog.compaction.last_records import last_record
-
-    records = {}
-    for part in sorted(parts, key=lambda part: part.partition != home):
-        log = root.partition(name, part.partition)
-        last = last_record(log, key, part.start, part.stop, value_at)
-        if last is not None:
-            records[part.partition] = last
-            if part.partition == home:
-                break
-    return records
 
 
 def latest(

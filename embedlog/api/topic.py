@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, repeat
@@ -17,7 +17,7 @@ from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
 from embedlog.config import LONG_MAX
-from embedlog.consumer.arguments import check_column_names
+from embedlog.consumer.arguments import check_column_names, to_topic_partition
 from embedlog.consumer.deserialize import (
     NO_HEADERS,
     RAW,
@@ -46,13 +46,14 @@ if TYPE_CHECKING:
 
     from embedlog.api.dataset import TopicDataset
     from embedlog.api.scan import Reads
-    from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
     from embedlog.splits.split import Split
 
 Between = tuple[When, When]
+AsOf = When | Mapping[TopicPartition, int]
+"""A time, or the offset in each partition, from which on records do not count."""
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
 _ROW_BYTES = 1 << 10
 """How many bytes to read for each row of a short range."""
@@ -585,7 +586,7 @@ class TopicView(Generic[K, V]):
 
     # The latest value of each key
 
-    def get(self, key: K, default: V | None = None, *, as_of: When | None = None) -> V | None:
+    def get(self, key: K, default: V | None = None, *, as_of: AsOf | None = None) -> V | None:
         """Return the latest value of a key, whether or not compaction has run.
 
         The key and the value are of the types of the topic's serializers, or bytes.
@@ -597,31 +598,31 @@ class TopicView(Generic[K, V]):
         Args:
             key: The key.
             default: What to return without a value.
-            as_of: As if nothing had been written from this time on; see `between`.  What
-                compaction has removed is missing.
+            as_of: As if nothing had been written from this time on; see `between`.  Or from an
+                offset on, in each partition that a dict has, such as one of committed offsets.
+                What compaction has removed is missing.
         """
         return self.get_many([key], default, as_of=as_of)[0]
 
     def get_many(
-        self, keys: Iterable[K], default: V | None = None, *, as_of: When | None = None
+        self, keys: Iterable[K], default: V | None = None, *, as_of: AsOf | None = None
     ) -> list[V | None]:
         """Return the latest values of keys, in their order; the arguments are those of `get`."""
         view = self._before(as_of)
         stored_keys = [self._key_bytes(key) for key in keys]
-        found = get_many(self._root, self.name, view.ranges, stored_keys, self._value_at)
+        deserializers = self._deserializers()._replace(key=None)
+        found = get_many(self._root, self.name, view.ranges, stored_keys, deserializers.typed)
         result = [default] * len(stored_keys)
-        deserializers = self._deserializers()._replace(key=None) if any(found) else RAW
         for index, record in enumerate(found):
-            if record is None or record[1].value is None:
-                continue
-            partition, (offset, _, stored) = record
-            _, values, failure = deserializers.convert(self.name, None, [None], [stored])
-            if failure is not None:
-                raise failure.error(stored_keys[index], stored, partition, offset)
-            result[index] = values[0]
+            if record is not None and (stored := record.value) is not None:
+                _, values, failure = deserializers.convert(self.name, None, [None], [stored])
+                if failure is not None:
+                    partition = TopicPartition(self.name, record.partition)
+                    raise failure.error(stored_keys[index], stored, partition, record.offset)
+                result[index] = values[0]
         return result
 
-    def records_of(self, key: K, *, as_of: When | None = None) -> list[Record[K, V]]:
+    def records_of(self, key: K, *, as_of: AsOf | None = None) -> list[Record[K, V]]:
         """Return all records of a key, the oldest first, also those that deleted it.
 
         With ``key.index.enable`` in a time that grows with their number alone; otherwise it reads
@@ -632,42 +633,39 @@ class TopicView(Generic[K, V]):
             as_of: As for `get`.
         """
         key_bytes, deserializers = self._key_bytes(key), self._deserializers()
-        found = records_of(self._root, self.name, self._before(as_of).ranges, key_bytes)
-        value_at, result = self._value_at, list[Record[K, V]]()
-        stored_key = self._key_at(found[0][1].decoded.batch, found[0][1].row) if found else None
-        for number, record in found:
-            decoded, row = record.decoded, record.row
-            batch, headers = decoded.batch, decoded.headers
-            stored = decoded.values[row].as_py() if value_at is None else value_at(batch, row)
-            own_headers = NO_HEADERS if headers is None else headers[row]
+        ranges, typed = self._before(as_of).ranges, deserializers.typed
+        result = list[Record[K, V]]()
+        for record in records_of(self._root, self.name, ranges, key_bytes, typed):
+            batch, value = record.decoded.batch, record.value
+            headers = record.headers or NO_HEADERS
             keys, values, failure = deserializers.convert(
-                self.name, [own_headers], [stored_key], [stored]
+                self.name, [headers], [record.key], [value]
             )
             if failure is not None:
-                partition = TopicPartition(self.name, number)
-                raise failure.error(key_bytes, stored, partition, record.offset)
+                partition = TopicPartition(self.name, record.partition)
+                raise failure.error(key_bytes, value, partition, record.offset)
             result.append(
                 Record(
-                    *(self.name, number, record.offset, record.timestamp),
-                    *(int(batch.is_log_append_time), keys[0], values[0], own_headers),
+                    *(self.name, record.partition, record.offset, record.timestamp),
+                    *(int(batch.is_log_append_time), keys[0], values[0], headers),
                     batch.leader_epoch,
                 )
             )
         return result
 
-    def _before(self, as_of: When | None) -> TopicView[K, V]:
-        """Return the records up to a time, which is excluded; all without one."""
+    def _before(self, as_of: AsOf | None) -> TopicView[K, V]:
+        """Return the records up to a time or to offsets, which are excluded; all without them."""
         if as_of is None:
             return self
+        if isinstance(as_of, Mapping):
+            ends = {to_topic_partition(each): end for each, end in as_of.items()}
+            parts = []
+            for part in self.ranges():
+                end = ends.get(TopicPartition(self.name, part.partition), part.stop)
+                parts.append(part._replace(stop=min(part.stop, end)))
+            return self._view(parts)
         end_ms = milliseconds(as_of, self._root.clock())
         return self._view([self._range_between(part, None, end_ms) for part in self.ranges()])
-
-    def _key_at(self, batch: Batch, row: int) -> Any:
-        """Return what a deserializer of keys gets for a row of a batch."""
-        return batch.keys()[row].as_py()
-
-    _value_at: ValueAt | None = None
-    """Returns the value in a row of a batch, if it is not stored as bytes."""
 
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
@@ -689,13 +687,13 @@ class TopicView(Generic[K, V]):
             ) from error
         return data
 
-    def keys(self, *, prefix: str | bytes = b"", as_of: When | None = None) -> Iterator[K]:
+    def keys(self, *, prefix: str | bytes = b"", as_of: AsOf | None = None) -> Iterator[K]:
         """Yield each key that has a value; the arguments are those of `items`."""
         for key, _ in self._items(prefix, as_of, values=False):
             yield key
 
     def items(
-        self, *, prefix: str | bytes = b"", as_of: When | None = None
+        self, *, prefix: str | bytes = b"", as_of: AsOf | None = None
     ) -> Iterator[tuple[K, V]]:
         """Yield each key with its latest value, without keys that were deleted.
 
@@ -708,7 +706,7 @@ class TopicView(Generic[K, V]):
         yield from self._items(prefix, as_of)
 
     def _items(
-        self, prefix: str | bytes, as_of: When | None, *, values: bool = True
+        self, prefix: str | bytes, as_of: AsOf | None, *, values: bool = True
     ) -> Iterator[tuple[Any, Any]]:
         """Yield what `items` does, or each key with None."""
         deserializers, columns = self._deserializers(), ["key", "partition", "offset"]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.topic import Between, Topic, TopicView, with_prefix
-from embedlog.batch import Batch
+from embedlog.api.topic import AsOf, Between, Topic, TopicView, with_prefix
 from embedlog.batch.arrays import empty
 from embedlog.batch.tables import in_groups
 from embedlog.consumer.arguments import check_column_names
@@ -201,11 +200,8 @@ class TypedTopicView(TopicView[Any, Any]):
         read = self._typed_reader().keyed_columns
         return latest(self._root, self.name, self.ranges, schema, read)
 
-    def _value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
-        return self._typed_reader().value_at(batch, row)
-
     def _items(
-        self, prefix: str | bytes, as_of: When | None, *, values: bool = True
+        self, prefix: str | bytes, as_of: AsOf | None, *, values: bool = True
     ) -> Iterator[tuple[Any, Any]]:
         schema = self._schema()
         key = schema.key
@@ -215,13 +211,6 @@ class TypedTopicView(TopicView[Any, Any]):
             for batch in kept.to_batches():
                 for value in python_rows(batch, names):
                     yield value[key[0]] if len(key) == 1 else tuple(map(value.get, key)), value
-
-    def _key_at(self, batch: Batch, row: int) -> Any:
-        reader = self._typed_reader()
-        names = list(reader.schema.key)
-        columns = list(reader.columns(batch, names).values())
-        (values,) = python_rows(pa.RecordBatch.from_arrays(columns, names).slice(row, 1), names)
-        return values[names[0]] if len(names) == 1 else tuple(map(values.get, names))
 
     def _key_bytes(self, key: Any) -> bytes:
         encoder = RowEncoder(self.name, self._schema())

@@ -53,6 +53,7 @@ from embedlog.files.filesystem import (
 from embedlog.files.paths import identity_at
 from embedlog.files.sharing import share, share_as
 from embedlog.forks import finished_before_forks
+from embedlog.lazy import pa
 
 IOV_MAX: Final = 1024
 """The kernel accepts this many buffers in one vectored write; more fail with EINVAL."""
@@ -293,6 +294,14 @@ class Files:
             except ValueError as error:
                 what = f"the file is shorter than {length} bytes"
                 raise OSError(errno.EINVAL, what) from error
+
+    def map_data(self, fd: int, length: int) -> Any:
+        """As `map`, to read only; the `pyarrow.Buffer` keeps no descriptor, as a `mmap` does."""
+        try:
+            with pa.memory_map(f"/proc/self/fd/{fd}") as file:
+                return file.read_buffer(length)
+        except OSError:
+            return pa.py_buffer(self.map(fd, length))
 
     def size(self, fd: int) -> int:
         """Return how many bytes the file has."""

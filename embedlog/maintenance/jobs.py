@@ -18,7 +18,7 @@ from embedlog.files.throttle import Throttle
 from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
-from embedlog.partition import PartitionLog, flush, replace, tail
+from embedlog.partition import PartitionLog, flush, key_index, replace, tail
 from embedlog.partition.producer_state import expire_producers
 from embedlog.partition.state import has_flush_interval
 from embedlog.retention import RetentionResult, retain
@@ -239,12 +239,12 @@ def _index_keys(job: JobContext) -> int:
     """Write the key indexes of sealed segments that have none; return how many."""
     built = 0
     with job.failures.collecting() as part:
-        for log in _used_partitions(job, lambda config: config.compacts or config.key_index_enable):
+        for log in _used_partitions(job, key_index.is_enabled):
             if job.should_stop():
                 break
             with part(f"Key indexes of {log.topic}-{log.partition}"):
                 log.refresh()
-                if log.indexes_keys and log.key_index.is_incomplete():
+                if key_index.is_enabled(log.config) and log.key_index.missing():
                     flush.flush_up_to(log, log.active_segment.base_offset)
                     with replace.rewrite_lock(log) as free:
                         built += log.key_index.build_missing(job.check) if free else 0
@@ -304,7 +304,7 @@ class CompactionJob:
 
 
 def _used_partitions(
-    job: JobContext, wanted: Callable[[TopicConfig], bool | None]
+    job: JobContext, wanted: Callable[[TopicConfig], bool]
 ) -> Iterator[PartitionLog]:
     """Yield the partitions used since the boot whose topics have such a config."""
     topics = [info for info in job.root.topics().values() if wanted(info.config)]

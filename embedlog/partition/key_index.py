@@ -6,10 +6,11 @@ bisects a map of it, and compares the keys of the few records that it finds.  Wh
 such as the active segment, has the same numbers in memory, in sorted runs that are extended at the
 next look-up: appends do nothing for it.
 
-The index is derived, as the index of offsets is.  Housekeeping builds the files; a look-up that
-finds none, or a damaged one, reads the keys once.  A file names its segment by id, base offset and
-size.  An id is never used again, and a segment gets a file only once it is below the recovery
-point, where the bytes of an id never change.  So a file that is there is right, or refused.
+The index is derived, as the index of offsets is.  A compaction writes it with the segment, and
+housekeeping for other sealed segments; a look-up that finds no file, or a damaged one, reads the
+keys once.  A file names its segment by id, base offset and size.  An id is never used again, and a
+segment gets a file only once it is below the recovery point, where the bytes of an id never change.
+So a file that is there is right, or refused.
 """
 
 from __future__ import annotations
@@ -22,22 +23,34 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from embedlog import catalog
 from embedlog.batch import CONTROL, Batch
+from embedlog.batch.decode import header_lists
 from embedlog.catalog import SegmentInfo
 from embedlog.checksum import crc32c
-from embedlog.errors import EmbedlogError, StorageError
-from embedlog.forks import cached_property
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    CorruptionError,
+    EmbedlogError,
+    LogTruncatedError,
+    NotLeaderOrFollowerError,
+    StorageError,
+)
+from embedlog.files import Files
+from embedlog.forks import cached_property, new_lock
+from embedlog.keyspace import SEGMENTS
 from embedlog.lazy import np, pa
 from embedlog.partition.tail import Tail
 from embedlog.partitioner import murmur2, murmur2_of_keys
+from embedlog.schemas.reading import TypedReader
 from embedlog.segment import SegmentFile, key_index_path
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
 
-_FILE_NAME = re.compile(r"(\d{20}-\d+)\.keys(\.\d+\.tmp)?")
+_FILE_NAME = re.compile(r"\d{20}-\d+\.keys(\.\d+\.tmp)?")
 """The file of a segment, and what a process that was killed while it wrote one left behind."""
 
 _MAGIC = b"EMBKEYS1"
@@ -46,29 +59,28 @@ _HEAD = struct.Struct("<8s6Q")
 _NUMBER = 0xFFFFFFFF
 _READ_BYTES = 4 << 20
 _FIRST_BYTES = 256 << 10
-_MAP_BYTES = 1 << 20
-"""Map larger files of the index: a map keeps a descriptor."""
-_MAPPED_SEGMENTS = 64
-"""How many segments of a partition stay mapped, likewise."""
-_CACHED_BYTES, _LEAST_BYTES = 64 << 20, 4 << 10
-"""How much of the batches of a partition stays decoded, and what one counts at least."""
+_CACHED_BYTES = 64 << 20
+"""How much memory the batches that look-ups decoded take at most, of all partitions of a log."""
 _ATTEMPTS = 20
-"""How often a look-up starts again because compaction or retention removes a file meanwhile."""
+"""How often a look-up starts again because the log is truncated or compacted meanwhile."""
 
 
 class SegmentKeys:
     """The records of one segment by the hashes of their keys.
 
-    Records are numbered in the order of the file; transaction markers do not count.
+    Records are numbered in the order of the file; transaction markers do not count.  A segment
+    has fewer than 2**32, since it spans fewer offsets.
     """
 
     def __init__(self) -> None:
         self.end_position = 0
         """How far the segment was read; 0 is before the first batch."""
-        self.records = 0
+        self.is_from_file = False
+        self._records = 0
         self._firsts: Any = array("Q")
         """Per batch: the number of its first record."""
         self._positions: Any = array("Q")
+        self._unsorted: list[Any] = []
         self._runs: list[Any] = []
         """Sorted numbers, each the hash of a key above the number of a record; a record of a later
         run comes after those of earlier ones."""
@@ -81,28 +93,37 @@ class SegmentKeys:
         """
         position = self.end_position or file.start
         while position < stop:
-            batches = file.read(position, stop, _READ_BYTES)
-            position = batches[-1].position + batches[-1].size
-            records = [batch for batch in batches if batch.count and not batch.flags & CONTROL]
-            if records:
-                self._add(records)
-            self.end_position = position
+            for batch in file.read(position, stop, _READ_BYTES):
+                if not batch.flags & CONTROL:
+                    self.add(batch.position, batch.keys())
+                self.end_position = position = batch.position + batch.size
+        self._sort()
 
-    def _add(self, batches: Sequence[Batch]) -> None:
-        keys = pa.concat_arrays([batch.keys() for batch in batches])
-        count = self.records
-        for batch in batches:
-            self._firsts.append(count)
-            self._positions.append(batch.position)
-            count += batch.count
+    def add(self, position: int, keys: Any) -> None:
+        """Add the next batch; look-ups do not find it before `extend` or `pack`.
+
+        Args:
+            position: Where the batch begins.
+            keys: The key of each of its records, a `pyarrow.BinaryArray`.
+        """
+        if not len(keys):
+            return
+        self._firsts.append(self._records)
+        self._positions.append(position)
         run = murmur2_of_keys(keys).view(np.uint32).astype(np.uint64) << np.uint64(32)
-        run |= np.arange(self.records, count, dtype=np.uint64)
+        run |= np.arange(self._records, self._records + len(keys), dtype=np.uint64)
         if keys.null_count:
             run = run[keys.is_valid().to_numpy(zero_copy_only=False)]
-        self.records = count
+        self._unsorted.append(run)
+        self._records += len(keys)
+
+    def _sort(self, *, whole: bool = False) -> None:
+        """Sort what was added into runs, or all into one."""
+        run = np.concatenate([np.empty(0, np.uint64), *self._unsorted])
+        self._unsorted = []
         run.sort()
         # So that there are few runs, and each record is merged into a larger one a few times.
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+        while self._runs and (whole or len(self._runs[-1]) <= 2 * len(run)):
             run = np.concatenate([self._runs.pop(), run])
             run.sort(kind="stable")  # This merges runs.
         if len(run):
@@ -123,14 +144,11 @@ class SegmentKeys:
         return self._positions[index], record - self._firsts[index]
 
     def pack(self, info: SegmentInfo) -> bytes:
-        """Return the bytes of a file, for a segment that was read to its end; it is empty then."""
-        # Two copies at most: a segment may have millions of records.
-        runs, self._runs = self._runs, []
-        run = np.concatenate([np.empty(0, np.uint64), *runs])
-        del runs
-        run.sort(kind="stable")
-        parts = [pa.py_buffer(part) for part in (self._firsts, self._positions, run)]
-        facts = info.id, info.base_offset, info.size, len(self._firsts), len(run)
+        """Return the bytes of the file of a segment, all of whose batches were added."""
+        self._sort(whole=True)
+        parts = [pa.py_buffer(part) for part in (self._firsts, self._positions, *self._runs)]
+        entries = sum(map(len, self._runs))
+        facts = info.id, info.base_offset, info.size, len(self._firsts), entries
         return b"".join([_HEAD.pack(_MAGIC, *facts, _crc(facts, parts)), *parts])
 
     @classmethod
@@ -150,7 +168,7 @@ class SegmentKeys:
             return None
         numbers = view[_HEAD.size :].cast("Q")
         keys = cls()
-        keys.end_position = info.end_position
+        keys.end_position, keys.is_from_file = info.end_position, True
         keys._firsts, keys._positions = numbers[:batches], numbers[batches : 2 * batches]
         keys._runs = [numbers[2 * batches :]]
         return keys
@@ -163,61 +181,32 @@ def _crc(facts: Sequence[int], parts: Sequence[Any]) -> int:
     return value
 
 
-def load(log: PartitionLog, info: SegmentInfo) -> SegmentKeys | None:
-    """Return the key index of a sealed segment from its file; None without a good one."""
-    files = log.context.files
-    try:
-        with files.opened(key_index_path(log.path_of(info))) as fd:
-            size = files.size(fd)
-            is_mapped = files.maps_segments and size > _MAP_BYTES
-            data = files.map(fd, size) if is_mapped else files.read(fd, size, 0)
-    except StorageError:
-        return None
-    return SegmentKeys.unpack(data, info)
-
-
-def read_keys(log: PartitionLog, info: SegmentInfo) -> SegmentKeys:
-    """Return the key index of a sealed segment from its batches."""
-    keys = SegmentKeys()
-    keys.extend(log.open_segment(info), info.end_position)
-    return keys
-
-
-class FoundRecord(NamedTuple):
-    """A record that has a key."""
-
-    offset: int
-    decoded: DecodedBatch
-    row: int
-
-    @property
-    def timestamp(self) -> int:
-        """In milliseconds since 1970."""
-        timestamp: int = self.decoded.timestamps[self.row].value
-        return timestamp
+# The records that a look-up finds
 
 
 class DecodedBatch:
-    """A batch, and those of its columns that look-ups have used."""
+    """A batch of which rows are looked up; its columns are decoded once.
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.keys = batch.keys()
+    Args:
+        batch: The batch.
+        reader: Decodes batches of a typed topic; None if values are bytes.
+    """
 
-    @cached_property
-    def values(self) -> Any:
-        """The values of a topic of bytes."""
-        return self.batch.columns(("value",)).column(0)
-
-    @cached_property
-    def timestamps(self) -> Any:
-        """The timestamps in ms."""
-        return self.batch.timestamps()
+    def __init__(self, batch: Batch, reader: TypedReader | None) -> None:
+        self.batch, self.reader = batch, reader
+        self.memory = 4 << 10
+        """About how many bytes it takes in a cache."""
 
     @cached_property
-    def headers(self) -> list[list[tuple[str, bytes | None]]] | None:
-        """The headers of each record; None if the batch has no such column."""
-        return self.batch.header_lists()
+    def columns(self) -> Any:
+        """All columns but the offsets; those of the key are also one of bytes, ``key``."""
+        reader, batch = self.reader, self.batch
+        return batch.columns() if reader is None else reader.keyed_columns(batch)
+
+    @cached_property
+    def keys(self) -> Any:
+        """The stored key of each row."""
+        return self.columns.column("key")
 
     @cached_property
     def offsets(self) -> Any:
@@ -226,11 +215,95 @@ class DecodedBatch:
 
     def offset(self, row: int) -> int:
         """Return the offset of a row."""
-        batch = self.batch
-        if not batch.has_offsets:
-            return batch.base_offset + row
+        if not self.batch.has_offsets:
+            return self.batch.base_offset + row
         offset: int = self.offsets[row].as_py()
         return offset
+
+
+class FoundRecord(NamedTuple):
+    """A record that has a key."""
+
+    partition: int
+    offset: int
+    decoded: DecodedBatch
+    row: int
+
+    @property
+    def timestamp(self) -> int:
+        """In milliseconds since 1970."""
+        timestamp: int = self.decoded.columns.column("timestamp")[self.row].value
+        return timestamp
+
+    @property
+    def value(self) -> Any:
+        """The stored value, or that of a typed topic as a dict; None in a tombstone."""
+        columns, reader = self.decoded.columns, self.decoded.reader
+        if reader is None:
+            return columns.column("value")[self.row].as_py()
+        return reader.value_in(columns, self.row)
+
+    @property
+    def key(self) -> Any:
+        """The stored key, or that of a typed topic as programs have it."""
+        columns, reader = self.decoded.columns, self.decoded.reader
+        if reader is None:
+            return columns.column("key")[self.row].as_py()
+        return reader.key_in(columns, self.row)
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """Its headers; None if those of its batch have none."""
+        if not self.decoded.batch.has_headers:
+            return None
+        return header_lists(self.decoded.columns.column("headers").slice(self.row, 1))[0]
+
+
+class _BatchCache:
+    """The batches that look-ups used last, of all partitions of an open log."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._batches: OrderedDict[tuple[Any, ...], DecodedBatch] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, place: tuple[Any, ...]) -> DecodedBatch | None:
+        """Return a batch that is cached, or None."""
+        with self._lock:
+            decoded = self._batches.get(place)
+            if decoded is not None:
+                self._batches.move_to_end(place)
+            return decoded
+
+    def add(self, place: tuple[Any, ...], decoded: DecodedBatch) -> None:
+        """Add a batch; those that were not used for the longest time make room."""
+        with self._lock:
+            self._remove(place)
+            self._batches[place] = decoded
+            self._bytes += decoded.memory
+            while self._bytes > _CACHED_BYTES and len(self._batches) > 1:
+                self._remove(next(iter(self._batches)))
+
+    def drop(self, ids: set[int]) -> None:
+        """Drop the batches of segments that are gone: their maps keep the files on the disk."""
+        with self._lock:
+            for place in [place for place in self._batches if place[0] in ids]:
+                self._remove(place)
+
+    def _remove(self, place: tuple[Any, ...]) -> None:
+        removed = self._batches.pop(place, None)
+        if removed is not None:
+            self._bytes -= removed.memory
+
+
+_caches: WeakKeyDictionary[Files, _BatchCache] = WeakKeyDictionary()
+
+
+# Looking up
+
+
+class _ChangedError(Exception):
+    """The log was truncated after its tail was read."""
 
 
 class KeyIndex:
@@ -239,23 +312,27 @@ class KeyIndex:
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._version = -1
+        self._cache = _caches.setdefault(log.context.files, _BatchCache())
+        self._version = self._epoch = -1
         self._infos: list[SegmentInfo] = []
-        self._segments: dict[int, tuple[SegmentKeys, int]] = {}
-        """By the ids of segments; with the leader epoch in which the keys were read into memory,
-        or -1 if they are in a file."""
-        self._files: dict[int, SegmentFile] = {}
-        self._batches: OrderedDict[tuple[int, int], tuple[DecodedBatch, int]] = OrderedDict()
-        """By segment and position, those that were used last at the end; with about how much
-        memory they take."""
-        self._cached_bytes = 0
-        self._good: set[int] = set()
-        """The ids of the segments whose files this process has found to be good."""
+        """The newest segment first."""
+        self._segments: dict[int, SegmentKeys] = {}
+        """By the ids of segments."""
+        self._files: dict[tuple[int, bool], SegmentFile] = {}
+        """By the id of a segment, and whether it is sealed."""
+        self._good: set[tuple[int | None, int]] = set()
+        """The segments whose files this process has found to be good, and in which directory."""
 
-    def is_incomplete(self) -> bool:
-        """Whether a sealed segment may lack its file, as far as this process knows."""
-        segments = self._log.segments.values()
-        return any(info.sealed and info.id not in self._good for info in segments)
+    # The files
+
+    def missing(self, segments: Sequence[SegmentInfo] | None = None) -> list[SegmentInfo]:
+        """Return the sealed segments that may lack their file, as far as this process knows."""
+        leader = self._log.placement.leader
+        if segments is None:
+            segments = self._log.segments.values()
+        sealed = [info for info in segments if info.sealed]
+        self._good &= {(leader, info.id) for info in sealed}
+        return [info for info in sealed if (leader, info.id) not in self._good]
 
     def build_missing(self, fence: Callable[[], None]) -> int:
         """Write the files of sealed segments that have no good one; return how many it wrote.
@@ -271,96 +348,132 @@ class KeyIndex:
             CorruptionError, StorageError: As `rebuild`.
         """
         log, built = self._log, 0
-        self._remove_strays()
+        files, directory = log.context.files, log.directories[0]
+        # The files before the names: nothing adds one meanwhile.
+        present = [f"{directory}/{name}" for name in files.list(directory)]
         partition, segments = log.context.state.read(
             lambda txn: (catalog.PARTITIONS.get(txn, log.key), catalog.segments(txn, log.key))
         )
-        flushed = partition.recovery_offset if partition is not None else 0
-        for info in segments:
-            if info.next_offset is None or info.next_offset > flushed or info.id in self._good:
+        named = {key_index_path(log.path_of(info)) for info in segments}
+        for path in present:
+            if path not in named and _FILE_NAME.fullmatch(path.rpartition("/")[2]):
+                files.unlink(path, missing_ok=True)
+        flushed = 0 if partition is None else partition.recovery_offset
+        for info in self.missing(segments):
+            if info.next_offset is None or info.next_offset > flushed:
                 continue
             if load(log, info) is None:
                 fence()
                 rebuild(log, info)
                 built += 1
-            self._good.add(info.id)
-        self._good &= {info.id for info in segments}
+            self._good.add((log.placement.leader, info.id))
         return built
 
-    def _remove_strays(self) -> None:
-        log = self._log
-        files, directory = log.context.files, f"{log.directory}/{log.partition}"
-        # The files before the names: nothing adds one meanwhile.
-        present = [f"{directory}/{name}" for name in files.list(directory)]
-        segments = log.context.state.read(lambda txn: catalog.segments(txn, log.key))
-        named = {key_index_path(log.path_of(info)) for info in segments}
-        for path in present:
-            if path not in named and _FILE_NAME.fullmatch(path.rpartition("/")[2]):
-                files.unlink(path, missing_ok=True)
+    # Looking up
 
-    def last(self, key: bytes, start: int, stop: int) -> FoundRecord | None:
+    def last(
+        self, key: bytes, start: int, stop: int, reader: TypedReader | None
+    ) -> FoundRecord | None:
         """Return the last record of a key in ``[start, stop)``.
 
         Raises:
             OffsetOutOfRangeError: Retention deleted a part of the range that would be searched.
             CorruptionError: A batch is damaged.
         """
-        return next(iter(self._search(key, start, stop, 1)), None)
+        found = self._search(key, start, stop, reader, 1)
+        return found[0] if found else None
 
-    def all(self, key: bytes, start: int, stop: int) -> list[FoundRecord]:
+    def all(
+        self, key: bytes, start: int, stop: int, reader: TypedReader | None
+    ) -> list[FoundRecord]:
         """Return all records of a key in ``[start, stop)``, in order.
 
         Raises:
             OffsetOutOfRangeError, CorruptionError: As `last`.
         """
-        return self._search(key, start, stop, None)[::-1]
+        return self._search(key, start, stop, reader, None)[::-1]
 
-    def _search(self, key: bytes, start: int, stop: int, limit: int | None) -> list[FoundRecord]:
-        key_hash = murmur2(key) & _NUMBER
+    def _search(
+        self, key: bytes, start: int, stop: int, reader: TypedReader | None, limit: int | None
+    ) -> list[FoundRecord]:
+        log = self._log
         for attempt in range(_ATTEMPTS):
+            # The tail first: a segment that is rolled meanwhile then counts as sealed.
+            tail = log.tail()
             try:
                 with self._lock:
-                    return self._search_locked(key, key_hash, start, stop, limit)
-            except StorageError as error:
-                # Compaction replaced the file, or retention deleted it during the look-up.
-                if not error.missing or attempt == _ATTEMPTS - 1:
+                    self._follow(tail)
+                    found = self._search_locked(tail, key, start, stop, reader, limit)
+                if log.has_same_leader(tail):
+                    return found
+            except _ChangedError:
+                continue
+            except (StorageError, NotLeaderOrFollowerError, CorruptionError):
+                # Compaction replaced the file, retention deleted it, or there is another leader.
+                log.refresh()
+                changed = log.snapshot_version != self._version or log.tail() != tail
+                if attempt == _ATTEMPTS - 1 or not changed:
                     raise
-                self._log.refresh()
-        return []
+        raise LogTruncatedError(
+            "The log was truncated again and again during the look-up",
+            **log.where,
+            todo="Look the key up again.",
+        )
+
+    def _follow(self, tail: Tail) -> None:
+        """Forget what is of a log before a truncation, or of segments that are gone."""
+        log = self._log
+        log.refresh()
+        if self._epoch != tail.leader_epoch:
+            self._cache.drop({info.id for info in self._infos})
+            self._segments, self._files, self._epoch = {}, {}, tail.leader_epoch
+        # The version first: the segments may be newer.
+        version = log.snapshot_version
+        if self._version == version:
+            return
+        before = {info.id for info in self._infos}
+        self._infos = list(reversed(log.segments.values()))
+        # A file that was open for appends is opened again, to be mapped.
+        current = {(info.id, info.sealed) for info in self._infos}
+        self._files = {key: file for key, file in self._files.items() if key in current}
+        self._cache.drop(before - {info.id for info in self._infos})
+        known, self._segments = self._segments, {}
+        for info in self._infos:
+            if (keys := known.get(info.id)) is not None:
+                # What has a file by now needs no memory.
+                loaded = load(log, info) if info.sealed and not keys.is_from_file else None
+                self._segments[info.id] = loaded or keys
+        self._version = version
 
     def _search_locked(
-        self, key: bytes, key_hash: int, start: int, stop: int, limit: int | None
+        self,
+        tail: Tail,
+        key: bytes,
+        start: int,
+        stop: int,
+        reader: TypedReader | None,
+        limit: int | None,
     ) -> list[FoundRecord]:
-        log, files, found = self._log, self._log.context.files, list[FoundRecord]()
-        # The tail first: a segment that is rolled meanwhile then counts as sealed.
-        tail = log.tail()
-        log.refresh()
-        if self._version != log.snapshot_version:
-            self._infos = list(reversed(log.segments.values()))
-            self._version = log.snapshot_version
-            # A file that was open for appends is opened again, to be mapped.
-            known, self._segments, self._files = self._segments, {}, {}
-            for info in self._infos:
-                path = key_index_path(log.path_of(info))
-                # What has a file by now needs no memory.
-                if info.id in known and (known[info.id][1] == -1 or not files.exists(path)):
-                    self._segments[info.id] = known[info.id]
+        log, key_hash, found = self._log, murmur2(key) & _NUMBER, list[FoundRecord]()
         for info in self._infos:
-            first = max(info.base_offset, start)
-            if first >= (stop if info.next_offset is None else min(stop, info.next_offset)):
+            first = info.base_offset if info.base_offset > start else start
+            end = info.next_offset
+            if first >= (stop if end is None or end > stop else end):
                 continue
             if not tail.has_made(info):
+                if info.base_offset <= tail.base_offset:
+                    raise _ChangedError
                 continue
             if first < tail.start_offset:
                 log.reader(first)  # It raises the error.
             keys = self._keys(info, tail)
             for record in keys.newest_first(key_hash):
-                batch, row = self._batch(info, keys, record)
-                if batch.keys[row].as_py() != key:
+                decoded, row = self._batch(info, keys, record, reader)
+                if decoded.keys[row].as_py() != key:
                     continue
-                offset = batch.offset(row)
+                offset = decoded.offset(row)
                 if first <= offset < stop:
-                    found.append(FoundRecord(offset, batch, row))
+                    found.append(FoundRecord(log.partition, offset, decoded, row))
                     if len(found) == limit:
                         return found
                 elif offset < first:
@@ -369,15 +482,10 @@ class KeyIndex:
 
     def _keys(self, info: SegmentInfo, tail: Tail) -> SegmentKeys:
         """Return the keys of a segment, up to its end or the high watermark."""
-        keys, epoch = self._segments.get(info.id, (None, -1))
-        if keys is not None and epoch not in (-1, tail.leader_epoch):
-            # The log may have been truncated, and have other records there.
-            keys = None
-            self._forget_batches()
+        keys = self._segments.get(info.id)
         if keys is None:
             loaded = load(self._log, info) if info.sealed else None
-            keys = loaded or SegmentKeys()
-            self._segments[info.id] = keys, tail.leader_epoch if loaded is None else -1
+            keys = self._segments[info.id] = loaded or SegmentKeys()
         stop = info.end_position if info.sealed else tail.high_watermark_position
         if keys.end_position < stop:
             # A file that is mapped is closed.
@@ -385,49 +493,63 @@ class KeyIndex:
         return keys
 
     def _file(self, info: SegmentInfo) -> SegmentFile:
-        file = self._files.get(info.id)
+        place, maps = (info.id, info.sealed), self._log.context.files.maps_segments
+        file = self._files.get(place)
         if file is None:
-            if len(self._files) >= _MAPPED_SEGMENTS:
-                self._forget_batches()
-            file = self._files[info.id] = self._log.open_shared(info)
+            if not maps:
+                self._files.clear()
+            file = self._files[place] = self._log.open_shared(info)
             if info.sealed:
-                # Maps the file: from now on a batch is read without a copy.
+                # Maps the file if it may: from now on a batch is read without a copy.
                 file.mapped(file.start, info.end_position, _FIRST_BYTES)
             self._log.context.open_files.opened(self)
         return file
-
-    def _forget_batches(self) -> None:
-        self._files.clear()
-        self._batches.clear()
-        self._cached_bytes = 0
 
     def release_files(self) -> bool:
         """Close the files for now, unless a look-up is in progress."""
         if not self._lock.acquire(False):
             return False
-        self._forget_batches()
+        self._files.clear()
         self._lock.release()
         return True
 
-    def _batch(self, info: SegmentInfo, keys: SegmentKeys, record: int) -> tuple[DecodedBatch, int]:
+    def _batch(
+        self, info: SegmentInfo, keys: SegmentKeys, record: int, reader: TypedReader | None
+    ) -> tuple[DecodedBatch, int]:
         position, row = keys.batch_of(record)
-        place = info.id, position
-        if place in self._batches:
-            self._batches.move_to_end(place)
-            return self._batches[place][0], row
-        file = self._file(info)
-        read = file.mapped if info.sealed else file.read
-        batch = read(position, keys.end_position, 1)[0]
-        in_map = info.sealed and self._log.context.files.maps_segments
-        size = _LEAST_BYTES + batch.size * (4 if batch.is_compressed else 0 if in_map else 1)
-        self._batches[place] = DecodedBatch(batch), size
-        self._cached_bytes += size
-        while self._cached_bytes > _CACHED_BYTES and len(self._batches) > 1:
-            self._cached_bytes -= self._batches.popitem(last=False)[1][1]
-        return self._batches[place][0], row
+        place = info.id, position, None if reader is None else reader.schema
+        decoded = self._cache.get(place)
+        if decoded is None:
+            file = self._file(info)
+            read = file.mapped if info.sealed else file.read
+            decoded = DecodedBatch(read(position, keys.end_position, 1)[0], reader)
+            if decoded.batch.is_compressed or not (info.sealed and file.fd is None):
+                decoded.memory += decoded.columns.nbytes
+            elif reader is not None:
+                decoded.memory += decoded.keys.nbytes
+            self._cache.add(place, decoded)
+        return decoded, row
 
 
 # The files
+
+
+def is_enabled(config: TopicConfig) -> bool:
+    """Whether keys of a topic are looked up in an index."""
+    enabled = config.key_index_enable
+    return config.compacts if enabled is None else enabled
+
+
+def load(log: PartitionLog, info: SegmentInfo) -> SegmentKeys | None:
+    """Return the key index of a sealed segment from its file; None without a good one."""
+    files = log.context.files
+    try:
+        with files.opened(key_index_path(log.path_of(info))) as fd:
+            size = files.size(fd)
+            data = files.map_data(fd, size) if files.maps_segments else files.read(fd, size, 0)
+    except StorageError:
+        return None
+    return SegmentKeys.unpack(data, info)
 
 
 def rebuild(log: PartitionLog, info: SegmentInfo) -> None:
@@ -437,8 +559,15 @@ def rebuild(log: PartitionLog, info: SegmentInfo) -> None:
         CorruptionError: A batch is damaged.
         StorageError: It cannot be written; look-ups work without it.
     """
-    data = read_keys(log, info).pack(info)
-    log.context.files.write_file(key_index_path(log.path_of(info)), data)
+    write(log, info, _read(log, info))
+    # Retention does not wait: it may have removed the segment before the file was written.
+    if not log.context.state.read(lambda txn: SEGMENTS.exists(txn, log.key, *info.key)):
+        log.context.files.unlink(key_index_path(log.path_of(info)), missing_ok=True)
+
+
+def write(log: PartitionLog, info: SegmentInfo, keys: SegmentKeys) -> None:
+    """Write the key index of a sealed segment, whose keys were read."""
+    log.context.files.write_file(key_index_path(log.path_of(info)), keys.pack(info))
 
 
 def is_wrong(log: PartitionLog, info: SegmentInfo) -> bool:
@@ -447,6 +576,13 @@ def is_wrong(log: PartitionLog, info: SegmentInfo) -> bool:
     if not info.sealed or not files.exists(path):
         return False
     try:
-        return files.read_file(path) != read_keys(log, info).pack(info)
+        return files.read_file(path) != _read(log, info).pack(info)
     except EmbedlogError:
         return True
+
+
+def _read(log: PartitionLog, info: SegmentInfo) -> SegmentKeys:
+    """Return the key index of a sealed segment from its batches."""
+    keys = SegmentKeys()
+    keys.extend(log.open_segment(info), info.end_position)
+    return keys

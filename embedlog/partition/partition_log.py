@@ -713,16 +713,10 @@ class PartitionLog:
 
     @cached_property
     def key_index(self) -> KeyIndex:
-        """Looks up keys, if `indexes_keys`."""
+        """Looks up keys, for a topic that indexes them."""
         from embedlog.partition.key_index import KeyIndex
 
         return KeyIndex(self)
-
-    @property
-    def indexes_keys(self) -> bool:
-        """Whether keys are looked up in an index, as of the last `refresh`."""
-        enabled = self.config.key_index_enable
-        return self.config.compacts if enabled is None else enabled
 
     @property
     def placement(self) -> ReplicaPlacement:

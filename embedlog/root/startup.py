@@ -6,7 +6,6 @@ Runs while no other process is attached, so it may replace a database.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
@@ -31,8 +30,6 @@ LOST_SCHEMAS = 1 << 20
 """Likewise of registered schemas, whose ids have 31 bits."""
 CLEAN_FILE = "closed"
 COPY = "state.copy"
-_OF_SEGMENT = re.compile(r"\d{20}-\d+\.(arrows|keys)")
-"""The names of segment files and of their key indexes."""
 CHECKED_AT_CLOSE = 1 << 20
 """A clean close checks databases up to this many bytes, which takes 40 ms at most."""
 
@@ -580,7 +577,7 @@ def _unnamed(
         unnamed += [
             path
             for path in present[topic]
-            if path not in named and _OF_SEGMENT.fullmatch(path.rpartition("/")[2])
+            if path not in named and catalog.SEGMENT_FILES.fullmatch(path.rpartition("/")[2])
         ]
     return unnamed
 

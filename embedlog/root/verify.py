@@ -324,7 +324,7 @@ def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
     if segment.sealed:
         key, blob = (log.key, *segment.key), index.pack(entries)
         log.context.state.write(lambda txn: keyspace.SEGMENT_INDEXES.put(txn, *key, value=blob))
-        if log.indexes_keys or key_index.is_wrong(log, segment):
+        if key_index.is_enabled(log.config) or key_index.is_wrong(log, segment):
             key_index.rebuild(log, segment)
         return len(entries)
 

@@ -151,15 +151,16 @@ class TypedReader:
         }
         return tables.with_positions(rows, partition, schema, chunks)
 
-    def value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
-        """Return the value in a row of a batch; None for a tombstone."""
-        if batch.may_have_tombstones and _tombstones(batch)[row].as_py():
+    def value_in(self, columns: Any, row: int) -> dict[str, Any] | None:
+        """Return the value in a row of what `keyed_columns` returned; None for a tombstone."""
+        if columns.column(TOMBSTONE)[row].as_py():
             return None
-        names = self.schema.columns.names
-        columns = self.columns(batch, names).values()
-        record_batch = pa.RecordBatch.from_arrays(list(columns), names=names).slice(row, 1)
-        value: dict[str, Any] = python_rows(record_batch, names)[0]
-        return value
+        return python_rows(columns.slice(row, 1), self.schema.columns.names)[0]
+
+    def key_in(self, columns: Any, row: int) -> Any:
+        """Return the key in a row of what `keyed_columns` returned, as `lists` does."""
+        (values,) = python_rows(columns.slice(row, 1), self.schema.key)
+        return tuple(values.values()) if len(values) > 1 else next(iter(values.values()), None)
 
     def keyed_columns(self, batch: Batch) -> Any:
         """Return all columns as a `pyarrow.RecordBatch`, with those of `api.latest`."""
