@@ -16,7 +16,7 @@ from embedlog.api.offset_range import OffsetRange, TopicFile, topic_files
 from embedlog.batch import Batch, tables
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
-from embedlog.config import LONG_MAX
+from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.consumer.arguments import check_column_names, to_topic_partition
 from embedlog.consumer.deserialize import (
     NO_HEADERS,
@@ -100,6 +100,8 @@ class TopicView(Generic[K, V]):
         self._ranges = list(ranges)
         self.raw = raw
         """Whether keys and values are bytes, whatever the serializers of the topic."""
+        self._known: tuple[TopicConfig, Deserializers] | None = None
+        """The settings by which the deserializers were last made, and these."""
 
     def _view(self, ranges: Sequence[OffsetRange]) -> TopicView[K, V]:
         return TopicView(self._root, self.name, ranges, raw=self.raw)
@@ -112,8 +114,11 @@ class TopicView(Generic[K, V]):
     def _deserializers(self) -> Deserializers:
         if self.raw:
             return RAW
-        config = self._root.topic(self.name).config
-        return topic_deserializers(self.name, config, self._root.allow_pickle, binder(self._root))
+        root, config = self._root, self._root.topic(self.name).config
+        if self._known is None or self._known[0] is not config:
+            bind = binder(root)
+            self._known = config, topic_deserializers(self.name, config, root.allow_pickle, bind)
+        return self._known[1]
 
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets that the view covers now."""

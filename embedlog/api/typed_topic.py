@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
 
+_encoder, _reader = lru_cache(maxsize=64)(RowEncoder), lru_cache(maxsize=64)(TypedReader)
 _CELL_WIDTH = 30
 _SHOWN_COLUMNS = 12
 _LAST = 10
@@ -80,7 +81,7 @@ class TypedTopicView(TopicView[Any, Any]):
         return schema
 
     def _typed_reader(self) -> TypedReader:
-        return TypedReader(self._schema())
+        return _reader(self._schema())
 
     def _deserializers(self) -> Deserializers:
         return Deserializers(None, None, self._typed_reader())
@@ -213,7 +214,7 @@ class TypedTopicView(TopicView[Any, Any]):
                     yield value[key[0]] if len(key) == 1 else tuple(map(value.get, key)), value
 
     def _key_bytes(self, key: Any) -> bytes:
-        encoder = RowEncoder(self.name, self._schema())
+        encoder = _encoder(self.name, self._schema())
         if key is None or not encoder.schema.key:
             raise InvalidRecordError(
                 "No record of the topic has such a key",

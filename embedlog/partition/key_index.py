@@ -198,15 +198,16 @@ class DecodedBatch:
         """About how many bytes it takes in a cache."""
 
     @cached_property
-    def columns(self) -> Any:
-        """All columns but the offsets; those of the key are also one of bytes, ``key``."""
+    def columns(self) -> dict[str, Any]:
+        """All columns but the offsets, by name; those of the key are also one of bytes, ``key``."""
         reader, batch = self.reader, self.batch
-        return batch.columns() if reader is None else reader.keyed_columns(batch)
+        columns = batch.columns() if reader is None else reader.keyed_columns(batch)
+        return dict(zip(columns.schema.names, columns.columns, strict=True))
 
     @cached_property
     def keys(self) -> Any:
         """The stored key of each row."""
-        return self.columns.column("key")
+        return self.columns["key"]
 
     @cached_property
     def offsets(self) -> Any:
@@ -232,7 +233,7 @@ class FoundRecord(NamedTuple):
     @property
     def timestamp(self) -> int:
         """In milliseconds since 1970."""
-        timestamp: int = self.decoded.columns.column("timestamp")[self.row].value
+        timestamp: int = self.decoded.columns["timestamp"][self.row].value
         return timestamp
 
     @property
@@ -240,7 +241,7 @@ class FoundRecord(NamedTuple):
         """The stored value, or that of a typed topic as a dict; None in a tombstone."""
         columns, reader = self.decoded.columns, self.decoded.reader
         if reader is None:
-            return columns.column("value")[self.row].as_py()
+            return columns["value"][self.row].as_py()
         return reader.value_in(columns, self.row)
 
     @property
@@ -248,7 +249,7 @@ class FoundRecord(NamedTuple):
         """The stored key, or that of a typed topic as programs have it."""
         columns, reader = self.decoded.columns, self.decoded.reader
         if reader is None:
-            return columns.column("key")[self.row].as_py()
+            return columns["key"][self.row].as_py()
         return reader.key_in(columns, self.row)
 
     @property
@@ -256,7 +257,7 @@ class FoundRecord(NamedTuple):
         """Its headers; None if those of its batch have none."""
         if not self.decoded.batch.has_headers:
             return None
-        return header_lists(self.decoded.columns.column("headers").slice(self.row, 1))[0]
+        return header_lists(self.decoded.columns["headers"].slice(self.row, 1))[0]
 
 
 class _BatchCache:
@@ -524,7 +525,8 @@ class KeyIndex:
             read = file.mapped if info.sealed else file.read
             decoded = DecodedBatch(read(position, keys.end_position, 1)[0], reader)
             if decoded.batch.is_compressed or not (info.sealed and file.fd is None):
-                decoded.memory += decoded.columns.nbytes
+                decoded.memory += sum(column.nbytes for column in decoded.columns.values())
+                decoded.memory += 8 * decoded.batch.count  # the offsets
             elif reader is not None:
                 decoded.memory += decoded.keys.nbytes
             self._cache.add(place, decoded)

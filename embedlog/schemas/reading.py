@@ -14,6 +14,7 @@ from embedlog.lazy import pa, pc
 from embedlog.schemas.rows import python_rows
 from embedlog.schemas.segment_schema import absent
 from embedlog.schemas.topic_schema import FIELD_ID, TopicSchema, field_id
+from embedlog.schemas.values import python_values
 
 OFFSET, PARTITION, TIMESTAMP, HEADERS = "offset", "partition", "timestamp", "headers"
 """The columns that come with every record, besides the user's own."""
@@ -151,16 +152,31 @@ class TypedReader:
         }
         return tables.with_positions(rows, partition, schema, chunks)
 
-    def value_in(self, columns: Any, row: int) -> dict[str, Any] | None:
-        """Return the value in a row of what `keyed_columns` returned; None for a tombstone."""
-        if columns.column(TOMBSTONE)[row].as_py():
+    def value_in(self, columns: dict[str, Any], row: int) -> dict[str, Any] | None:
+        """Return the value in a row of the `keyed_columns`; None for a tombstone."""
+        if columns[TOMBSTONE][row].as_py():
             return None
-        return python_rows(columns.slice(row, 1), self.schema.columns.names)[0]
+        return {
+            # Six times as fast, which counts for look-ups of one row.
+            name: columns[name][row].as_py()
+            if is_plain
+            else python_values(columns[name].slice(row, 1))[0]
+            for name, is_plain in self._plain.items()
+        }
 
-    def key_in(self, columns: Any, row: int) -> Any:
-        """Return the key in a row of what `keyed_columns` returned, as `lists` does."""
-        (values,) = python_rows(columns.slice(row, 1), self.schema.key)
-        return tuple(values.values()) if len(values) > 1 else next(iter(values.values()), None)
+    @cached_property
+    def _plain(self) -> dict[str, bool]:
+        """The names of the columns, and whether `python_values` does what pyarrow does."""
+        types = pa.types
+        same = types.is_integer, types.is_floating, types.is_string, types.is_binary
+        return {
+            field.name: any(check(field.type) for check in same) for field in self.schema.columns
+        }
+
+    def key_in(self, columns: dict[str, Any], row: int) -> Any:
+        """Return the key in a row of the `keyed_columns`, as `lists` does."""
+        values = [python_values(columns[name].slice(row, 1))[0] for name in self.schema.key]
+        return tuple(values) if len(values) > 1 else values[0]
 
     def keyed_columns(self, batch: Batch) -> Any:
         """Return all columns as a `pyarrow.RecordBatch`, with those of `api.latest`."""
