@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from embedlog.batch import CONTROL, Batch
 from embedlog.batch.arrays import data
-from embedlog.compaction.key_hash import Int64Array, KeyHasher
+from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
 from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
 from embedlog.partition import PartitionLog, key_index
@@ -109,9 +109,8 @@ def last_record(
     for segment in reversed(log.segments.values()):
         first = max(segment.base_offset, start)
         end = stop if segment.next_offset is None else min(segment.next_offset, stop)
-        for batch, rows, offsets in deque(_matches(log, key, first, end), 1):
-            decoded = DecodedBatch(batch, reader)
-            return FoundRecord(log.partition, int(offsets[-1]), decoded, int(rows[-1]))
+        for batch, rows in deque(_matches(log, key, first, end), 1):
+            return FoundRecord(log.partition, DecodedBatch(batch, reader), rows[-1])
     return None
 
 
@@ -126,17 +125,16 @@ def all_records(
     if key_index.is_enabled(log.config):
         return log.key_index.all(key, start, stop, reader)
     found = list[FoundRecord]()
-    for batch, rows, offsets in _matches(log, key, start, stop):
+    for batch, rows in _matches(log, key, start, stop):
         decoded = DecodedBatch(batch, reader)
-        for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
-            found.append(FoundRecord(log.partition, offset, decoded, row))
+        found += [FoundRecord(log.partition, decoded, row) for row in rows]
     return found
 
 
 def _matches(
     log: PartitionLog, key: bytes, start: int, stop: int
-) -> Iterator[tuple[Batch, Int64Array, Int64Array]]:
-    """Yield the batches that have a key in ``[start, stop)``, with those rows and their offsets."""
+) -> Iterator[tuple[Batch, list[int]]]:
+    """Yield the batches that have a key in ``[start, stop)``, with its rows."""
     key_scalar = data(key, pa.binary())
     for first, batches in _read(log, start, stop) if start < stop else ():
         for batch in batches:
@@ -144,6 +142,6 @@ def _matches(
             rows = np.flatnonzero(bits(same.buffers()[1], same) & ~nulls(same))
             if len(rows) and not batch.flags & CONTROL:
                 offsets = offsets_of(batch)[rows]
-                within = (offsets >= first) & (offsets < stop)
-                if within.any():
-                    yield batch, rows[within], offsets[within]
+                rows = rows[(offsets >= first) & (offsets < stop)]
+                if len(rows):
+                    yield batch, rows.tolist()

@@ -59,7 +59,7 @@ _HEAD = struct.Struct("<8s6Q")
 _NUMBER = 0xFFFFFFFF
 _READ_BYTES = 4 << 20
 _FIRST_BYTES = 256 << 10
-_CACHED_BYTES = 64 << 20
+_CACHED_BYTES = 128 << 20
 """How much memory the batches that look-ups decoded take at most, of all partitions of a log."""
 _ATTEMPTS = 20
 """How often a look-up starts again because the log is truncated or compacted meanwhile."""
@@ -199,10 +199,11 @@ class DecodedBatch:
 
     @cached_property
     def columns(self) -> dict[str, Any]:
-        """All columns but the offsets, by name; those of the key are also one of bytes, ``key``."""
-        reader, batch = self.reader, self.batch
-        columns = batch.columns() if reader is None else reader.keyed_columns(batch)
-        return dict(zip(columns.schema.names, columns.columns, strict=True))
+        """The columns of the value by name, and the stored keys, ``key``."""
+        batch = self.batch
+        if self.reader is not None:
+            return self.reader.row_columns(batch)
+        return dict(zip(("key", "value"), batch.columns(("key", "value")).columns, strict=True))
 
     @cached_property
     def keys(self) -> Any:
@@ -211,29 +212,39 @@ class DecodedBatch:
 
     @cached_property
     def offsets(self) -> Any:
-        """The offset of each row of a compacted batch."""
+        """The offset of each row."""
         return self.batch.offsets()
 
-    def offset(self, row: int) -> int:
-        """Return the offset of a row."""
-        if not self.batch.has_offsets:
-            return self.batch.base_offset + row
-        offset: int = self.offsets[row].as_py()
-        return offset
+    @cached_property
+    def timestamps(self) -> Any:
+        """The timestamp of each row, in ms."""
+        return self.batch.timestamps()
+
+    @cached_property
+    def headers(self) -> Any:
+        """The headers of each row; None if there are none."""
+        batch = self.batch
+        name = batch.layout.added("headers")
+        return batch.columns((name,)).column(0) if batch.has_headers else None
 
 
 class FoundRecord(NamedTuple):
     """A record that has a key."""
 
     partition: int
-    offset: int
     decoded: DecodedBatch
     row: int
 
     @property
+    def offset(self) -> int:
+        """Its offset in the partition."""
+        offset: int = self.decoded.offsets[self.row].as_py()
+        return offset
+
+    @property
     def timestamp(self) -> int:
         """In milliseconds since 1970."""
-        timestamp: int = self.decoded.columns["timestamp"][self.row].value
+        timestamp: int = self.decoded.timestamps[self.row].value
         return timestamp
 
     @property
@@ -255,9 +266,8 @@ class FoundRecord(NamedTuple):
     @property
     def headers(self) -> list[tuple[str, bytes | None]] | None:
         """Its headers; None if those of its batch have none."""
-        if not self.decoded.batch.has_headers:
-            return None
-        return header_lists(self.decoded.columns["headers"].slice(self.row, 1))[0]
+        column = self.decoded.headers
+        return None if column is None else header_lists(column.slice(self.row, 1))[0]
 
 
 class _BatchCache:
@@ -468,17 +478,21 @@ class KeyIndex:
             if first < tail.start_offset:
                 log.reader(first)  # It raises the error.
             keys = self._keys(info, tail)
-            for record in keys.newest_first(key_hash):
-                decoded, row = self._batch(info, keys, record, reader)
+            for number in keys.newest_first(key_hash):
+                decoded, row = self._batch(info, keys, number, reader)
                 if decoded.keys[row].as_py() != key:
                     continue
-                offset = decoded.offset(row)
-                if first <= offset < stop:
-                    found.append(FoundRecord(log.partition, offset, decoded, row))
-                    if len(found) == limit:
-                        return found
-                elif offset < first:
-                    break
+                record = FoundRecord(log.partition, decoded, row)
+                # Most batches are in the range as a whole.
+                batch = decoded.batch
+                if batch.base_offset < first or batch.next_offset > stop:
+                    if record.offset < first:
+                        break
+                    if record.offset >= stop:
+                        continue
+                found.append(record)
+                if len(found) == limit:
+                    return found
         return found
 
     def _keys(self, info: SegmentInfo, tail: Tail) -> SegmentKeys:
@@ -526,7 +540,6 @@ class KeyIndex:
             decoded = DecodedBatch(read(position, keys.end_position, 1)[0], reader)
             if decoded.batch.is_compressed or not (info.sealed and file.fd is None):
                 decoded.memory += sum(column.nbytes for column in decoded.columns.values())
-                decoded.memory += 8 * decoded.batch.count  # the offsets
             elif reader is not None:
                 decoded.memory += decoded.keys.nbytes
             self._cache.add(place, decoded)

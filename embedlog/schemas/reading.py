@@ -153,7 +153,7 @@ class TypedReader:
         return tables.with_positions(rows, partition, schema, chunks)
 
     def value_in(self, columns: dict[str, Any], row: int) -> dict[str, Any] | None:
-        """Return the value in a row of the `keyed_columns`; None for a tombstone."""
+        """Return the value in a row of the `row_columns`; None for a tombstone."""
         if columns[TOMBSTONE][row].as_py():
             return None
         return {
@@ -174,15 +174,20 @@ class TypedReader:
         }
 
     def key_in(self, columns: dict[str, Any], row: int) -> Any:
-        """Return the key in a row of the `keyed_columns`, as `lists` does."""
+        """Return the key in a row of the `row_columns`, as `lists` does."""
         values = [python_values(columns[name].slice(row, 1))[0] for name in self.schema.key]
         return tuple(values) if len(values) > 1 else values[0]
 
-    def keyed_columns(self, batch: Batch) -> Any:
-        """Return all columns as a `pyarrow.RecordBatch`, with those of `api.latest`."""
+    def row_columns(self, batch: Batch) -> dict[str, Any]:
+        """Return the user's columns, the stored keys as ``key``, and which are tombstones."""
         columns = self.columns(batch, self.schema.columns.names)
-        columns[TIMESTAMP], columns["key"] = batch.timestamps(), batch.keys()
-        columns[HEADERS], columns[TOMBSTONE] = _headers(batch), _tombstones(batch)
+        columns["key"], columns[TOMBSTONE] = batch.keys(), _tombstones(batch)
+        return columns
+
+    def keyed_columns(self, batch: Batch) -> Any:
+        """Return the `row_columns`, timestamps and headers as a `pyarrow.RecordBatch`."""
+        columns = self.row_columns(batch)
+        columns[TIMESTAMP], columns[HEADERS] = batch.timestamps(), _headers(batch)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def lists(self, batch: Batch, verify: bool = True) -> tuple[Any, Any, Any, Any]:
