@@ -1,6 +1,7 @@
 """The key index: look-ups of keys by one sorted file per segment (D28)."""
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from support.tiers import choose, sample
 
 import embedlog
 from embedlog.compaction.last_records import last_record
-from embedlog.partition import key_index
+from embedlog.errors import StorageError
+from embedlog.partition import key_index, replace
 from embedlog.partition.key_index import SegmentKeys, load
 from embedlog.replication.root import try_bring_back
 
@@ -59,6 +61,7 @@ def test_each_key_has_the_value_that_a_scan_finds(log, monkeypatch, seed, collid
             key_index, "murmur2_of_keys", lambda keys: np.full(len(keys), -7, np.int32)
         )
     rng = random.Random(seed)
+    monkeypatch.setattr(key_index, "_RUN", rng.choice([3, 4 << 20]))
     compacts = rng.random() < 0.5
     topic = log.create_topic("t", 1, COMPACTED if compacts else INDEXED)
     keys = [b"", *(b"k%d" % number for number in range(12))]
@@ -144,22 +147,27 @@ def build(log, topic):
     log.housekeeping.run()
 
 
+def delete(log, topic):
+    log.partition(topic, 0).flush()
+    log.delete_records({embedlog.TopicPartition(topic, 0): 3})
+
+
 def look_up(log, topic):
     log.topic(topic).get(b"b")
 
 
-SECONDS = [truncate, compact, roll, build, look_up]
-LINES = 130
+SECONDS = [truncate, compact, roll, build, delete, look_up]
+LINES = range(0, 340, choose(quick=1, all=2, nightly=1))
 
 
 @pytest.mark.parametrize("second", SECONDS)
-@pytest.mark.parametrize("line", sample(range(LINES), choose(quick=6, test=25)))
+@pytest.mark.parametrize("line", sample(LINES, choose(quick=6, test=25)))
 def test_a_look_up_goes_on_beside_any_other_operation(tmp_path, line, second):
     """D28: stopped at any line, it finds the value of before or of after; the next one finds the
     new one."""
     with watched_locks(), embedlog.open(tmp_path, maintenance=False) as log:
-        topic = log.create_topic("t", 1, COMPACTED)
-        send(log, (b"a", b"0"), (b"b", b"1"))
+        topic = log.create_topic("t", 1, {**COMPACTED, "cleanup.policy": "compact,delete"})
+        send(log, (b"a", b"0"), (b"d", b"1"))
         sealed(log)
         send(log, (b"a", b"2"), (b"b", b"3"))
         assert topic.get(b"a") == b"2"
@@ -167,18 +175,39 @@ def test_a_look_up_goes_on_beside_any_other_operation(tmp_path, line, second):
         found = []
 
         def first():
-            found.append(topic.get(b"a"))
+            found.extend(topic.get_many([b"a", b"none"]))
 
         def change():
             second(log, "t")
             send(log, (b"a", b"new"), (b"c", b""))
 
-        pair = Pair(first, change, ("embedlog.partition.key_index", "embedlog.compaction"), line)
+        pair = Pair(first, change, ("embedlog.partition.key_index", "embedlog.api.latest"), line)
         pair.run()
         assert pair.errors == [None, None], pair.stopped_at
         assert found[0] in {truncate: (b"2", b"5", b"new")}.get(second, (b"5", b"new"))
+        assert found[1] is None
         assert topic.get(b"a") == b"new", pair.stopped_at
         assert topic.get(b"b") == b"3"
+
+
+@pytest.mark.parametrize("line", sample(range(60), choose(quick=6, test=25)))
+def test_an_index_that_is_written_while_its_segment_goes_is_removed(tmp_path, line):
+    """D28: retention does not wait for the lock of rewrites."""
+    with watched_locks(), embedlog.open(tmp_path, maintenance=False) as log:
+        log.create_topic("t", 1, INDEXED)
+        send(log, (b"a", b"0"), (b"b", b"1"))
+        partition = log.partition("t", 0)
+        partition.roll()
+        partition.flush()
+        send(log, (b"a", b"2"), (b"b", b"3"))
+
+        def build_index():
+            with replace.rewrite_lock(partition), suppress(StorageError):
+                partition.key_index.build_missing(replace.no_fence)
+
+        Pair(build_index, lambda: delete(log, "t"), "embedlog.partition.key_index", line).run()
+        assert index_files(log) == []
+        assert log.housekeeping.verify() == []
 
 
 def test_keys_of_several_columns_are_looked_up(log):
@@ -309,6 +338,21 @@ def test_files_go_with_their_segments(log):
     assert not list(Path(log.path).rglob("*.keys"))
 
 
+def test_a_repair_that_replaces_a_segment_takes_its_index_along(log):
+    """D28: also if the damage is in the segment."""
+    topic = log.create_topic("t", 1, INDEXED)
+    send(log, (b"a", b"1"), (b"b", b"2"))
+    (old,) = sealed(log)
+    segment = old.with_suffix(".arrows")
+    data = bytearray(segment.read_bytes())
+    data[data.rindex(b"b" + bytes(7))] ^= 1
+    segment.write_bytes(data)
+    log.housekeeping.repair(dry_run=False)
+    assert (topic.get(b"a"), topic.get(b"b")) == (b"1", None)
+    assert log.housekeeping.verify() == []
+    assert not old.exists()
+
+
 def test_a_kill_while_a_file_is_written_leaves_nothing_for_long(log):
     """D28: a half-written file has another name, and the next round removes it."""
     log.create_topic("t", 1, COMPACTED)
@@ -381,10 +425,11 @@ def test_a_copy_that_was_not_in_sync_loses_its_index(tmp_path):
 
 def test_a_range_of_offsets_limits_a_look_up(log):
     """D28: in a view, also where compaction has left gaps."""
-    topic = log.create_topic("t", 1, INDEXED)
+    topic = log.create_topic("t", 1, {**INDEXED, "index.interval.bytes": 0})
     send(log, *[(b"a", b"%d" % number) for number in range(6)])
     for _ in range(2):
         partition = log.partition("t", 0)
+        assert topic.in_ranges([(0, 0, 2), (0, 3, 5)]).get(b"a") == b"4"
         for stop in range(1, 6):
             assert last_record(partition, b"a", 0, stop).value == b"%d" % (stop - 1)
         assert topic[2:4].get(b"a") == b"3"
@@ -454,6 +499,10 @@ def test_a_look_up_as_of_a_time(log, config):
         *(None, b"0", b"0", b"1", b"2")
     ]
     assert topic.get_many([b"a", b"b"], as_of=2000) == [b"1", b"1"]
+    here, other = embedlog.TopicPartition("t", 0), embedlog.TopicPartition("other", 0)
+    ends = [topic.get(b"a", as_of={here: end, other: 0}) for end in (0, 1, 3, 9)]
+    assert ends == [None, b"0", b"1", b"2"]
+    assert topic.get(b"a", as_of={other: 0}) == b"2"
     assert dict(topic.items(as_of=1500)) == {b"a": b"1", b"b": b"1"}
     assert list(topic.keys(as_of=0)) == []
 

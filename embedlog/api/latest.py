@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import Batch
 from embedlog.batch.arrays import numbers, repeated, true
+from embedlog.errors import OffsetOutOfRangeError
 from embedlog.lazy import pa, pc
 from embedlog.partitioner import partition_for_key, partitions_for_keys
 from embedlog.root.root import Root
@@ -22,21 +23,39 @@ Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
+def _steady(root: Root, ranges: Ranges, look_up: Callable[[list[OffsetRange]], None]) -> None:
+    """Look up, and again if segments were replaced and the ranges have other ends since.
+
+    Compaction may have removed a record because of one after the ranges, and retention a part of
+    them.
+    """
+    version = root.context.catalog.version
+    while True:
+        version_before, parts = version(), _not_empty(ranges)
+        try:
+            look_up(parts)
+            if version() == version_before or _not_empty(ranges) == parts:
+                return
+        except OffsetOutOfRangeError:
+            if _not_empty(ranges) == parts:
+                raise
+
+
 def get_many(
     root: Root, name: str, ranges: Ranges, keys: Sequence[bytes], reader: TypedReader | None = None
 ) -> list[FoundRecord | None]:
     """Return the latest record of each key; None if there is none."""
     homes = [partition_for_key(key, root.partitions(name)) for key in keys]
     found: list[FoundRecord | None] = [None] * len(keys)
-    version, rest = root.context.catalog.version, list(range(len(keys)))
-    while True:
-        version_before, parts = version(), _not_empty(ranges)
-        for index in rest:
-            found[index] = _get(root, name, parts, keys[index], homes[index], reader)
-        # Compaction may have removed a record because of one after the ranges.
-        if version() == version_before or _not_empty(ranges) == parts:
-            return found
-        rest = [i for i in rest if (each := found[i]) is None or each.partition != homes[i]]
+
+    def look_up(parts: list[OffsetRange]) -> None:
+        for index, key in enumerate(keys):
+            known = found[index]
+            if known is None or known.partition != homes[index]:
+                found[index] = _get(root, name, parts, key, homes[index], reader)
+
+    _steady(root, ranges, look_up)
+    return found
 
 
 def _get(
@@ -67,15 +86,17 @@ def records_of(
     """
     from embedlog.compaction.last_records import all_records
 
-    version = root.context.catalog.version
-    while True:
-        version_before, parts, lists = version(), _not_empty(ranges), []
-        for part in parts:
-            log = root.partition(name, part.partition)
-            lists.append(all_records(log, key, part.start, part.stop, reader))
-        # As in `get_many`.
-        if version() == version_before or _not_empty(ranges) == parts:
-            return list(merge(*lists, key=attrgetter("timestamp")))
+    found: list[FoundRecord] = []
+
+    def look_up(parts: list[OffsetRange]) -> None:
+        lists = [
+            all_records(root.partition(name, part.partition), key, part.start, part.stop, reader)
+            for part in parts
+        ]
+        found[:] = merge(*lists, key=attrgetter("timestamp"))
+
+    _steady(root, ranges, look_up)
+    return found
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:

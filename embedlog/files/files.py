@@ -386,10 +386,11 @@ class Files:
         with self.opened(path) as fd:
             return self.read(fd, self.size(fd), 0)
 
-    def write_file(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes | list[Any]) -> None:
         """Replace the contents of a file, durably and atomically: a reader sees old or new.
 
-        A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.
+        A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.  The data may be in
+        parts.
         """
         for number in itertools.count():
             temporary = f"{path}.{number}.tmp"
@@ -402,7 +403,7 @@ class Files:
                     raise
         try:
             try:
-                self.write(fd, [data], 0)
+                self.write(fd, data if isinstance(data, list) else [data], 0)
                 # The bytes before the name: a rename may reach the disk first.
                 self.sync(fd)
             finally:

@@ -21,7 +21,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -42,6 +42,7 @@ from embedlog.files import Files
 from embedlog.forks import cached_property, new_lock
 from embedlog.keyspace import SEGMENTS
 from embedlog.lazy import np, pa
+from embedlog.partition import lookup
 from embedlog.partition.tail import Tail
 from embedlog.partitioner import murmur2, murmur2_of_keys
 from embedlog.schemas.reading import TypedReader
@@ -55,7 +56,9 @@ _FILE_NAME = re.compile(r"\d{20}-\d+\.keys(\.\d+\.tmp)?")
 
 _MAGIC = b"EMBKEYS1"
 _HEAD = struct.Struct("<8s6Q")
-"""Magic; id, base offset and size of the segment; batches, entries; and the CRC of all others."""
+"""Magic; id, base offset and size of the segment; batches, runs; and the CRC of all others."""
+_RUN = 4 << 20
+"""Sort about so many records at once: to sort takes as much memory again."""
 _NUMBER = 0xFFFFFFFF
 _READ_BYTES = 4 << 20
 _FIRST_BYTES = 256 << 10
@@ -81,6 +84,7 @@ class SegmentKeys:
         """Per batch: the number of its first record."""
         self._positions: Any = array("Q")
         self._unsorted: list[Any] = []
+        self._unsorted_records = 0
         self._runs: list[Any] = []
         """Sorted numbers, each the hash of a key above the number of a record; a record of a later
         run comes after those of earlier ones."""
@@ -116,40 +120,62 @@ class SegmentKeys:
             run = run[keys.is_valid().to_numpy(zero_copy_only=False)]
         self._unsorted.append(run)
         self._records += len(keys)
+        self._unsorted_records += len(run)
+        if self._unsorted_records >= _RUN:
+            self._sort()
 
-    def _sort(self, *, whole: bool = False) -> None:
-        """Sort what was added into runs, or all into one."""
+    def _sort(self) -> None:
+        """Sort what was added into a run."""
         run = np.concatenate([np.empty(0, np.uint64), *self._unsorted])
-        self._unsorted = []
+        self._unsorted, self._unsorted_records = [], 0
         run.sort()
         # So that there are few runs, and each record is merged into a larger one a few times.
-        while self._runs and (whole or len(self._runs[-1]) <= 2 * len(run)):
+        while self._runs and len(self._runs[-1]) <= min(2 * len(run), _RUN - len(run)):
             run = np.concatenate([self._runs.pop(), run])
             run.sort(kind="stable")  # This merges runs.
         if len(run):
             self._runs.append(run.data)
 
-    def newest_first(self, key_hash: int) -> Iterator[int]:
-        """Yield the numbers of the records whose keys have a hash, the last one first."""
-        low, high = key_hash << 32, key_hash + 1 << 32
+    def newest_first(self, key_hash: int, end: int | None = None) -> Iterable[int]:
+        """Return the numbers of the records whose keys have a hash, the last one first.
+
+        With ``end`` only of those in batches before this position.
+        """
+        low = key_hash << 32
+        high = low + (1 << 32) if end is None else low + self._number_at(end)
+        if len(self._runs) == 1:
+            run = self._runs[0]
+            index = bisect_left(run, high)
+            if not index or run[index - 1] < low:
+                return ()
+        return self._found(low, high)
+
+    def _found(self, low: int, high: int) -> Iterator[int]:
         for run in reversed(self._runs):
             index = bisect_left(run, high) - 1
             while index >= 0 and (entry := run[index]) >= low:
                 yield entry & _NUMBER
                 index -= 1
 
+    def _number_at(self, position: int) -> int:
+        """Return the number of the first record of the first batch at or after a position."""
+        index = bisect_left(self._positions, position)
+        number: int = self._firsts[index] if index < len(self._firsts) else _NUMBER
+        return number
+
     def batch_of(self, record: int) -> tuple[int, int]:
         """Return the position of the batch of a record, and its row there."""
         index = bisect_right(self._firsts, record) - 1
         return self._positions[index], record - self._firsts[index]
 
-    def pack(self, info: SegmentInfo) -> bytes:
-        """Return the bytes of the file of a segment, all of whose batches were added."""
-        self._sort(whole=True)
-        parts = [pa.py_buffer(part) for part in (self._firsts, self._positions, *self._runs)]
-        entries = sum(map(len, self._runs))
-        facts = info.id, info.base_offset, info.size, len(self._firsts), entries
-        return b"".join([_HEAD.pack(_MAGIC, *facts, _crc(facts, parts)), *parts])
+    def pack(self, info: SegmentInfo) -> list[Any]:
+        """Return the bytes of the file of a segment, all of whose batches were added, in parts."""
+        self._sort()
+        lengths = array("Q", map(len, self._runs))
+        numbers = self._firsts, self._positions, lengths, *self._runs
+        parts = [pa.py_buffer(part) for part in numbers]
+        facts = info.id, info.base_offset, info.size, len(self._firsts), len(lengths)
+        return [_HEAD.pack(_MAGIC, *facts, _crc(facts, parts)), *parts]
 
     @classmethod
     def unpack(cls, data: Any, info: SegmentInfo) -> SegmentKeys | None:
@@ -158,20 +184,21 @@ class SegmentKeys:
             return None
         view = memoryview(data)
         magic, *facts, crc = _HEAD.unpack_from(view)
-        batches, entries = facts[3:]
         if (
             magic != _MAGIC
             or facts[:3] != [info.id, info.base_offset, info.size]
-            or len(data) != _HEAD.size + 16 * batches + 8 * entries
+            or len(data) % 8
             or crc != _crc(facts, [pa.py_buffer(view[_HEAD.size :])])
         ):
             return None
-        numbers = view[_HEAD.size :].cast("Q")
-        keys = cls()
+        keys, numbers, (batches, runs) = cls(), view[_HEAD.size :].cast("Q"), facts[3:]
         keys.end_position, keys.is_from_file = info.end_position, True
         keys._firsts, keys._positions = numbers[:batches], numbers[batches : 2 * batches]
-        keys._runs = [numbers[2 * batches :]]
-        return keys
+        end = 2 * batches + runs
+        for length in numbers[2 * batches : end]:
+            keys._runs.append(numbers[end : end + length])
+            end += length
+        return keys if end == len(numbers) else None
 
 
 def _crc(facts: Sequence[int], parts: Sequence[Any]) -> int:
@@ -467,18 +494,25 @@ class KeyIndex:
     ) -> list[FoundRecord]:
         log, key_hash, found = self._log, murmur2(key) & _NUMBER, list[FoundRecord]()
         for info in self._infos:
-            first = info.base_offset if info.base_offset > start else start
-            end = info.next_offset
+            first, end = info.base_offset, info.next_offset
+            if first < start:
+                first = start
             if first >= (stop if end is None or end > stop else end):
                 continue
-            if not tail.has_made(info):
-                if info.base_offset <= tail.base_offset:
-                    raise _ChangedError
-                continue
+            keys = self._segments.get(info.id)
+            if keys is None or not keys.is_from_file:
+                if not tail.has_made(info):
+                    if info.base_offset <= tail.base_offset:
+                        raise _ChangedError
+                    continue
+                keys = self._keys(info, tail)
             if first < tail.start_offset:
                 log.reader(first)  # It raises the error.
-            keys = self._keys(info, tail)
-            for number in keys.newest_first(key_hash):
+            position = None
+            if stop < (tail.high_watermark if end is None else end):
+                # A frequent key may have many records after the range.
+                position = lookup.position_from_offset(log, info, stop)
+            for number in keys.newest_first(key_hash, position):
                 decoded, row = self._batch(info, keys, number, reader)
                 if decoded.keys[row].as_py() != key:
                     continue
@@ -591,7 +625,7 @@ def is_wrong(log: PartitionLog, info: SegmentInfo) -> bool:
     if not info.sealed or not files.exists(path):
         return False
     try:
-        return files.read_file(path) != _read(log, info).pack(info)
+        return files.read_file(path) != b"".join(_read(log, info).pack(info))
     except EmbedlogError:
         return True
 
