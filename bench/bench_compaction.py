@@ -95,9 +95,11 @@ def bench_memory_of_a_compaction(benchmark, note, dirty, records):
 
 
 def bench_get(benchmark, note, dirty):
-    """The latest value of one key; all keys of the newest segment are read."""
+    """The latest value of one key without a key index: all keys of the newest segment are read."""
     part = dirty(0.01)
-    topic = embedlog.open(part.context.root).topic("t")
+    log = embedlog.open(part.context.root)
+    log.alter_topic("t", {"key.index.enable": False})
+    topic = log.topic("t")
     note(records=1)
     assert benchmark.pedantic(lambda: topic.get(b"k%09d" % 7), rounds=5) == b"v" * 100
 

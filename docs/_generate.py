@@ -62,6 +62,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
         "audit": OWN,
+        "key_index_enable": OWN,
         "rebatch_min_rows": OWN,
         "retention_bytes_hard": OWN,
         "retention_clock": OWN,

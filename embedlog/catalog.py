@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SEGMENT_NAME = re.compile(r"(\d{20})-(\d+)\.arrows")
+SEGMENT_FILES = re.compile(r"\d{20}-\d+\.(arrows|keys)")
+"""A segment file, or its key index."""
 """A `SegmentInfo.file_name`: the base offset, and the id."""
 FORBIDDEN_ENDS = (".tmp", ".deleted")
 INTERNAL = "__"

@@ -184,6 +184,18 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
     Raises:
         TypeError: The array has another type.
     """
+    result = (murmur2_of_keys(keys) & np.int32(0x7FFFFFFF)) % np.int32(partitions)
+    if keys.null_count:
+        result[keys.is_null().to_numpy(zero_copy_only=False)] = -1
+    return result
+
+
+def murmur2_of_keys(keys: pa.Array) -> Int32Array:
+    """Return `murmur2` of each key of an Arrow column; that of a null is undefined.
+
+    Raises:
+        TypeError: As `partitions_for_keys`.
+    """
     width = _OFFSET_TYPES.get(str(keys.type))
     if width is None:
         raise TypeError(f"Keys must be binary or string, got {keys.type}")
@@ -194,10 +206,7 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
         offset_buffer, width, len(keys) + 1, keys.offset * np.dtype(width).itemsize
     )
     data = np.frombuffer(b"" if data_buffer is None else data_buffer, np.uint8)
-    result = (murmur2_many(offsets, data) & np.int32(0x7FFFFFFF)) % np.int32(partitions)
-    if keys.null_count:
-        result[keys.is_null().to_numpy(zero_copy_only=False)] = -1
-    return result
+    return murmur2_many(offsets, data)
 
 
 def sorted_by_partition(partitions: IntArray) -> tuple[IntArray, list[tuple[int, int, int]]]:

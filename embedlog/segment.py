@@ -348,7 +348,7 @@ class SegmentFile:
             if max_bytes < _MAPPED_BYTES or not self._files.maps_segments:
                 return self._decoded(decode, position, stop, max_bytes)
             layout = self.layout  # read from the file before it is closed
-            data = self._files.map(self._open_fd(), size)
+            data = self._files.map_data(self._open_fd(), size)
             self._map = BatchSource(data, self.path, 0, layout, reread=self.reread)
             self.close()
         whole = decode(self._map, position, stop, max_bytes)
@@ -412,6 +412,11 @@ def _layout_of(head: bytes) -> BufferLayout:
 def path_of(directory: str, partition: int, file_name: str) -> str:
     """Return the path of a segment, below the root."""
     return f"{directory}/{partition}/{file_name}"
+
+
+def key_index_path(path: str) -> str:
+    """Return the path of the key index of a segment, given that of its file."""
+    return path.removesuffix("arrows") + "keys"
 
 
 def create(files: Files, path: str, head: bytes, reread: Reread | None = None) -> SegmentFile:

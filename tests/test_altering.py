@@ -364,6 +364,16 @@ def check_statistics_columns(log, clock):
     assert known == [2, 3, 0]  # That of the timestamp, too.
 
 
+def check_key_index_enable(log, clock):
+    partition = log.partition("t", 0)
+    for enabled, built in ((None, 0), (True, 1), (False, 0), (True, 1)):
+        alter(log, key_index_enable=enabled)
+        partition.append([encoded(b"x", keys=[b"k"])])
+        partition.roll()
+        assert bool(log.housekeeping.run()["keys"]) is bool(built)
+        assert log.topic("t").get(b"k") == b"x"
+
+
 def check_audit(log, clock):
     with log.producer(client_id="open") as producer:
         producer.send("t", b"before").result()

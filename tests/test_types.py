@@ -248,15 +248,16 @@ DIR = {
     "mirrors": "count failover index",
     "groups": "get items keys values",
     "topic": """
-        at batches between config dataset describe_retention explain_compaction files get head
+        at batches between config dataset describe_retention explain_compaction files get get_many
+        head keys records_of
         in_ranges items name new optimize partition partitions plot ranges raw sample scan schema
         since splits
         size_bytes tail to_arrow to_pandas to_polars
     """,
     "mirror": "errors running status stop wait",
     "view": """
-        at batches between dataset files get in_ranges items name plot ranges raw sample scan schema
-        since splits
+        at batches between dataset files get get_many in_ranges items keys name plot ranges raw
+        records_of sample scan schema since splits
         to_arrow to_pandas to_polars
     """,
     "group": """

@@ -61,6 +61,8 @@ class MaintenanceResults(TypedDict):
     """What was compacted; without ``log_cleaner_enable`` there is no such result."""
     rebatch: NotRequired[list[RebatchResult]]
     """Where small batches were gathered; without ``log_cleaner_enable`` there is no such result."""
+    keys: int
+    """The number of key indexes that were written."""
     activity: list[Event]
     """The changes that were found."""
 

@@ -3,68 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.offset_range import OffsetRange
 from embedlog.batch import Batch
 from embedlog.batch.arrays import numbers, repeated, true
+from embedlog.errors import OffsetOutOfRangeError
 from embedlog.lazy import pa, pc
 from embedlog.partitioner import partition_for_key, partitions_for_keys
-from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
-    from embedlog.compaction.last_records import LastRecord, ValueAt
+    from embedlog.partition.key_index import FoundRecord
+    from embedlog.schemas.reading import TypedReader
 
 Ranges = Callable[[], Sequence[OffsetRange]]
 """Returns the ranges of the view as of now."""
 
 
-def get(
-    root: Root, name: str, ranges: Ranges, key: bytes, value_at: ValueAt | None = None
-) -> tuple[TopicPartition, LastRecord] | None:
-    """Return the latest record of a key and its partition; None if there is none.
+def _steady(root: Root, ranges: Ranges, look_up: Callable[[list[OffsetRange]], None]) -> None:
+    """Look up, and again if segments were replaced and the ranges have other ends since.
 
-    ``value_at`` is that of `last_record`.
+    Compaction may have removed a record because of one after the ranges, and retention a part of
+    them.
     """
-    home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
+    version = root.context.catalog.version
     while True:
         version_before, parts = version(), _not_empty(ranges)
-        records = _last_records(root, name, parts, key, home, value_at)
-        # Otherwise compaction may have removed the record because of one after the ranges.
-        if records.get(home) or version() == version_before or _not_empty(ranges) == parts:
-            break
-    if home in records:
-        return TopicPartition(name, home), records[home]
+        try:
+            look_up(parts)
+            if version() == version_before or _not_empty(ranges) == parts:
+                return
+        except OffsetOutOfRangeError:
+            if _not_empty(ranges) == parts:
+                raise
+
+
+def get_many(
+    root: Root, name: str, ranges: Ranges, keys: Sequence[bytes], reader: TypedReader | None = None
+) -> list[FoundRecord | None]:
+    """Return the latest record of each key; None if there is none."""
+    homes = [partition_for_key(key, root.partitions(name)) for key in keys]
+    found: list[FoundRecord | None] = [None] * len(keys)
+
+    def look_up(parts: list[OffsetRange]) -> None:
+        for index, key in enumerate(keys):
+            known = found[index]
+            if known is None or known.partition != homes[index]:
+                found[index] = _get(root, name, parts, key, homes[index], reader)
+
+    _steady(root, ranges, look_up)
+    return found
+
+
+def _get(
+    root: Root, name: str, parts: list[OffsetRange], key: bytes, home: int, reader: Any
+) -> FoundRecord | None:
+    from embedlog.compaction.last_records import last_record
+
+    found: dict[int, FoundRecord] = {}
+    # The last part of a partition first.
+    for part in sorted(parts, key=lambda part: (part.partition != home, -part.start)):
+        if part.partition not in found:
+            log = root.partition(name, part.partition)
+            record = last_record(log, key, part.start, part.stop, reader)
+            if record is not None:
+                if part.partition == home:
+                    return record
+                found[part.partition] = record
     # It is elsewhere if the program chose the partition, or the topic has grown: the latest wins.
-    newest = max(records, key=lambda number: (records[number].timestamp, number), default=None)
-    return None if newest is None else (TopicPartition(name, newest), records[newest])
+    return max(found.values(), key=lambda each: (each.timestamp, each.partition), default=None)
+
+
+def records_of(
+    root: Root, name: str, ranges: Ranges, key: bytes, reader: TypedReader | None = None
+) -> list[FoundRecord]:
+    """Return all records of a key.
+
+    Those of a partition are in order; those of several are merged by their timestamps.
+    """
+    from embedlog.compaction.last_records import all_records
+
+    found: list[FoundRecord] = []
+
+    def look_up(parts: list[OffsetRange]) -> None:
+        lists = [
+            all_records(root.partition(name, part.partition), key, part.start, part.stop, reader)
+            for part in parts
+        ]
+        found[:] = merge(*lists, key=attrgetter("timestamp"))
+
+    _steady(root, ranges, look_up)
+    return found
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:
     return [part for part in ranges() if part.start < part.stop]
-
-
-def _last_records(
-    root: Root,
-    name: str,
-    parts: list[OffsetRange],
-    key: bytes,
-    home: int,
-    value_at: ValueAt | None,
-) -> dict[int, LastRecord]:
-    """Return the last record of a key by partition; only of its home partition if it is there."""
-    from embedlog.compaction.last_records import last_record
-
-    records = {}
-    for part in sorted(parts, key=lambda part: part.partition != home):
-        log = root.partition(name, part.partition)
-        last = last_record(log, key, part.start, part.stop, value_at)
-        if last is not None:
-            records[part.partition] = last
-            if part.partition == home:
-                break
-    return records
 
 
 def latest(
@@ -107,7 +143,7 @@ def _last_of_partition(
 
 
 def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
-    """Keep one record per key if a key is in several partitions, by the same rule as `get`."""
+    """Keep one record per key if a key is in several partitions, by the same rule as `get_many`."""
     keys = table["key"].combine_chunks()
     homes = numbers(partitions_for_keys(keys, partitions), pa.int32())
     at_home = pc.equal(homes, table["partition"].combine_chunks())

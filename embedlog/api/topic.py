@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, repeat
@@ -14,8 +14,8 @@ from embedlog.api.offset_range import OffsetRange, TopicFile, topic_files
 from embedlog.batch import Batch
 from embedlog.batch import schema as batch_schema
 from embedlog.batch.arrays import empty
-from embedlog.config import LONG_MAX
-from embedlog.consumer.arguments import check_column_names
+from embedlog.config import LONG_MAX, TopicConfig
+from embedlog.consumer.arguments import check_column_names, to_topic_partition
 from embedlog.consumer.deserialize import (
     NO_HEADERS,
     RAW,
@@ -25,7 +25,7 @@ from embedlog.consumer.deserialize import (
 )
 from embedlog.display import cut, html_table, moment, need, plural, public_names, short
 from embedlog.errors import EmbedlogError, SerializationError, no_attribute
-from embedlog.lazy import pa
+from embedlog.lazy import pa, pc
 from embedlog.partition import PartitionLog
 from embedlog.partition.reader import ColumnIndexes
 from embedlog.progress import format_bytes
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from embedlog.api.dataset import TopicDataset
     from embedlog.api.scan import Reads
     from embedlog.batch import tables
-    from embedlog.compaction.last_records import ValueAt
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
     from embedlog.splits.split import Split
 
 Between = tuple[When, When]
+AsOf = When | Mapping[TopicPartition, int]
+"""A time, or the offset in each partition, from which on records do not count."""
 _READ_BYTES, _LEAST_READ_BYTES = 4 << 20, 64 << 10
 _ROW_BYTES = 1 << 10
 """How many bytes to read for each row of a short range."""
@@ -96,6 +97,8 @@ class TopicView(Generic[K, V]):
         self._ranges = list(ranges)
         self.raw = raw
         """Whether keys and values are bytes, whatever the serializers of the topic."""
+        self._known: tuple[TopicConfig, Deserializers] | None = None
+        """The settings by which the deserializers were last made, and these."""
 
     def _view(self, ranges: Sequence[OffsetRange]) -> TopicView[K, V]:
         return TopicView(self._root, self.name, ranges, raw=self.raw)
@@ -108,8 +111,11 @@ class TopicView(Generic[K, V]):
     def _deserializers(self) -> Deserializers:
         if self.raw:
             return RAW
-        config = self._root.topic(self.name).config
-        return topic_deserializers(self.name, config, self._root.allow_pickle, binder(self._root))
+        root, config = self._root, self._root.topic(self.name).config
+        if self._known is None or self._known[0] is not config:
+            bind = binder(root)
+            self._known = config, topic_deserializers(self.name, config, root.allow_pickle, bind)
+        return self._known[1]
 
     def ranges(self) -> list[OffsetRange]:
         """Return the offsets that the view covers now."""
@@ -589,31 +595,90 @@ class TopicView(Generic[K, V]):
 
     # The latest value of each key
 
-    def get(self, key: K, default: V | None = None) -> V | None:
+    def get(self, key: K, default: V | None = None, *, as_of: AsOf | None = None) -> V | None:
         """Return the latest value of a key, whether or not compaction has run.
 
         The key and the value are of the types of the topic's serializers, or bytes.
 
-        Returns ``default`` if there is none, or if it was deleted.  Reads the keys from the
-        newest segment backwards, first in the partition that the key hashes to, and in the
-        others only if it is not there.
+        Returns ``default`` if there is none, or if it was deleted.  Looks in the partition that
+        the key hashes to, and in the others only if it is not there; with ``key.index.enable`` by
+        the index of keys, otherwise it reads the keys from the newest segment backwards.
+
+        Args:
+            key: The key.
+            default: What to return without a value.
+            as_of: As if nothing had been written from this time on; see `between`.  Or from an
+                offset on, in each partition that a dict has, such as one of committed offsets.
+                What compaction has removed is missing.
         """
-        from embedlog.api.latest import get
+        return self.get_many([key], default, as_of=as_of)[0]
 
-        key_bytes = self._key_bytes(key)
-        latest = get(self._root, self.name, self.ranges, key_bytes, self._value_at)
-        if latest is None or latest[1].value is None:
-            return default
-        partition, (offset, _, stored) = latest
+    def get_many(
+        self, keys: Iterable[K], default: V | None = None, *, as_of: AsOf | None = None
+    ) -> list[V | None]:
+        """Return the latest values of keys, in their order; the arguments are those of `get`."""
+        from embedlog.api.latest import get_many
+
+        view = self._before(as_of)
+        stored_keys = [self._key_bytes(key) for key in keys]
         deserializers = self._deserializers()._replace(key=None)
-        _, values, failure = deserializers.convert(self.name, None, [key_bytes], [stored])
-        if failure is not None:
-            raise failure.error(key_bytes, stored, partition, offset)
-        value: V = values[0]
-        return value
+        found = get_many(self._root, self.name, view.ranges, stored_keys, deserializers.typed)
+        result = [default] * len(stored_keys)
+        for index, record in enumerate(found):
+            if record is not None and (stored := record.value) is not None:
+                _, values, failure = deserializers.convert(self.name, None, [None], [stored])
+                if failure is not None:
+                    partition = TopicPartition(self.name, record.partition)
+                    raise failure.error(stored_keys[index], stored, partition, record.offset)
+                result[index] = values[0]
+        return result
 
-    _value_at: ValueAt | None = None
-    """Returns the value in a row of a batch, if it is not stored as bytes."""
+    def records_of(self, key: K, *, as_of: AsOf | None = None) -> list[Record[K, V]]:
+        """Return all records of a key, the oldest first, also those that deleted it.
+
+        With ``key.index.enable`` in a time that grows with their number alone; otherwise it reads
+        the keys of all records.  Those in several partitions are in the order of their timestamps.
+
+        Args:
+            key: The key, as for `get`.
+            as_of: As for `get`.
+        """
+        from embedlog.api.latest import records_of
+
+        key_bytes, deserializers = self._key_bytes(key), self._deserializers()
+        ranges, typed = self._before(as_of).ranges, deserializers.typed
+        result = list[Record[K, V]]()
+        for record in records_of(self._root, self.name, ranges, key_bytes, typed):
+            batch, value = record.decoded.batch, record.value
+            headers = record.headers or NO_HEADERS
+            keys, values, failure = deserializers.convert(
+                self.name, [headers], [record.key], [value]
+            )
+            if failure is not None:
+                partition = TopicPartition(self.name, record.partition)
+                raise failure.error(key_bytes, value, partition, record.offset)
+            result.append(
+                Record(
+                    *(self.name, record.partition, record.offset, record.timestamp),
+                    *(int(batch.is_log_append_time), keys[0], values[0], headers),
+                    batch.leader_epoch,
+                )
+            )
+        return result
+
+    def _before(self, as_of: AsOf | None) -> TopicView[K, V]:
+        """Return the records up to a time or to offsets, which are excluded; all without them."""
+        if as_of is None:
+            return self
+        if isinstance(as_of, Mapping):
+            ends = {to_topic_partition(each): end for each, end in as_of.items()}
+            parts = []
+            for part in self.ranges():
+                end = ends.get(TopicPartition(self.name, part.partition), part.stop)
+                parts.append(part._replace(stop=min(part.stop, end)))
+            return self._view(parts)
+        end_ms = milliseconds(as_of, self._root.clock())
+        return self._view([self._range_between(part, None, end_ms) for part in self.ranges()])
 
     def _key_bytes(self, key: Any) -> bytes:
         serializer, _ = self._serializers()
@@ -635,19 +700,43 @@ class TopicView(Generic[K, V]):
             ) from error
         return data
 
-    def items(self) -> Iterator[tuple[K, V]]:
-        """Yield each key with its latest value, without keys that were deleted."""
-        deserializers = self._deserializers()
-        for table in self._latest(self.schema(["key", "value", "partition", "offset"])):
-            for batch in table.to_batches():
-                keys, values = (batch.column(number).to_pylist() for number in range(2))
-                items = deserializers.convert(self.name, None, keys, values)
+    def keys(self, *, prefix: str | bytes = b"", as_of: AsOf | None = None) -> Iterator[K]:
+        """Yield each key that has a value; the arguments are those of `items`."""
+        for key, _ in self._items(prefix, as_of, values=False):
+            yield key
+
+    def items(
+        self, *, prefix: str | bytes = b"", as_of: AsOf | None = None
+    ) -> Iterator[tuple[K, V]]:
+        """Yield each key with its latest value, without keys that were deleted.
+
+        Reads all keys, and the values of those that it yields.
+
+        Args:
+            prefix: Only keys whose stored bytes begin with this; text is UTF-8.
+            as_of: As for `get`.
+        """
+        yield from self._items(prefix, as_of)
+
+    def _items(
+        self, prefix: str | bytes, as_of: AsOf | None, *, values: bool = True
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield what `items` does, or each key with None."""
+        deserializers, columns = self._deserializers(), ["key", "partition", "offset"]
+        if values:
+            columns.append("value")
+        else:
+            deserializers = deserializers._replace(value=None)
+        for table in self._before(as_of)._latest(self.schema(columns)):
+            for batch in with_prefix(table, "key", prefix).to_batches():
+                keys, numbers, offsets, *rest = (column.to_pylist() for column in batch.columns)
+                stored = rest[0] if values else [None] * len(keys)
+                items = deserializers.convert(self.name, None, keys, stored)
                 yield from zip(*items[:2], strict=True)
                 if (failure := items[2]) is not None:
                     row = failure.row
-                    number, offset = (batch.column(column)[row].as_py() for column in (2, 3))
-                    partition = TopicPartition(self.name, number)
-                    raise failure.error(keys[row], values[row], partition, offset)
+                    partition = TopicPartition(self.name, numbers[row])
+                    raise failure.error(keys[row], stored[row], partition, offsets[row])
 
     def files(self) -> list[TopicFile]:
         """Return the segment files that hold the records now, by partition and offset.
@@ -765,6 +854,23 @@ class TopicView(Generic[K, V]):
                 start = read.stop
                 if rows:
                     yield part, rows
+
+
+def with_prefix(table: pa.Table, name: str, prefix: object) -> pa.Table:
+    """Return the rows in which a column of text or bytes begins with a prefix.
+
+    Raises:
+        TypeError: The column has another type, or the prefix is neither str nor bytes.
+    """
+    if not isinstance(prefix, str | bytes):
+        raise TypeError(f"prefix must be str or bytes, got {type(prefix).__name__}")
+    if not prefix:
+        return table
+    column = table[name]
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        raise TypeError(f"prefix is for keys of text or bytes, and {name} is {column.type}")
+    start = prefix.encode() if isinstance(prefix, str) else prefix
+    return table.filter(pc.starts_with(column.cast(pa.binary()), pattern=start))
 
 
 def _check_count(count: int) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.latest import latest
 from embedlog.api.offset_range import OffsetRange
-from embedlog.api.topic import Between, Topic, TopicView
-from embedlog.batch import Batch
+from embedlog.api.topic import AsOf, Between, Topic, TopicView, with_prefix
 from embedlog.batch.arrays import empty
 from embedlog.batch.tables import in_groups
 from embedlog.consumer.arguments import check_column_names
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
 
+_encoder, _reader = lru_cache(maxsize=64)(RowEncoder), lru_cache(maxsize=64)(TypedReader)
 _CELL_WIDTH = 30
 _SHOWN_COLUMNS = 12
 _LAST = 10
@@ -81,7 +81,7 @@ class TypedTopicView(TopicView[Any, Any]):
         return schema
 
     def _typed_reader(self) -> TypedReader:
-        return TypedReader(self._schema())
+        return _reader(self._schema())
 
     def _deserializers(self) -> Deserializers:
         return Deserializers(None, None, self._typed_reader())
@@ -201,20 +201,20 @@ class TypedTopicView(TopicView[Any, Any]):
         read = self._typed_reader().keyed_columns
         return latest(self._root, self.name, self.ranges, schema, read)
 
-    def _value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
-        return self._typed_reader().value_at(batch, row)
-
-    def items(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each key with its latest value, without keys that were deleted."""
+    def _items(
+        self, prefix: str | bytes, as_of: AsOf | None, *, values: bool = True
+    ) -> Iterator[tuple[Any, Any]]:
         schema = self._schema()
-        names, key = schema.columns.names, schema.key
-        for table in self._latest(self.schema(names)):
-            for batch in table.to_batches():
+        key = schema.key
+        names = schema.columns.names if values else list(key)
+        for table in self._before(as_of)._latest(self.schema(names)):
+            kept = with_prefix(table, key[0], prefix) if prefix and key else table
+            for batch in kept.to_batches():
                 for value in python_rows(batch, names):
                     yield value[key[0]] if len(key) == 1 else tuple(map(value.get, key)), value
 
     def _key_bytes(self, key: Any) -> bytes:
-        encoder = RowEncoder(self.name, self._schema())
+        encoder = _encoder(self.name, self._schema())
         if key is None or not encoder.schema.key:
             raise InvalidRecordError(
                 "No record of the topic has such a key",

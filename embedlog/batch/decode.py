@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from embedlog.batch import compression, decode_rows
 from embedlog.batch.arrays import in_ms, numbers, repeated
-from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import (
     COLUMN_FLAGS,
     COMPRESSED,
@@ -380,11 +379,10 @@ class Batch:
         Raises:
             CorruptBatchError: As `columns`.
         """
-        names = self._source.layout.key
-        if not names:
+        layout = self._source.layout
+        if not layout.key:
             return pa.nulls(self.count, pa.binary())
-        columns = self.columns(names, verify).columns
-        return key_bytes(columns) if self.flags & TYPED else columns[0]
+        return layout.keys_of(self.columns(layout.key, verify))
 
     def timestamps(self, verify: bool = True) -> Any:
         """Return the timestamp of each row, in ms, as a `pyarrow.TimestampArray`.
@@ -570,7 +568,7 @@ class Batch:
             return None
         columns = self.columns((self._source.layout.added("headers"),), verify)
         self.check(columns)
-        return _header_lists(columns.column(0))
+        return header_lists(columns.column(0))
 
     def lists(self, verify: bool = True) -> decode_rows.RowLists:
         """Return timestamps, keys, values and headers as lists that have one item per record.
@@ -608,7 +606,8 @@ def offset_range(start: int, stop: int) -> Any:
     return numbers(np.arange(start, stop), pa.int64())
 
 
-def _header_lists(column: Any) -> list[list[tuple[str, bytes | None]]]:
+def header_lists(column: Any) -> list[list[tuple[str, bytes | None]]]:
+    """Return the headers of each row of a column of headers."""
     names, values = column.flatten().flatten()
     pairs = list(zip(names.to_pylist(), values.to_pylist(), strict=True))
     # Not fill_null: for that pyarrow imports pandas, which takes 300 ms.

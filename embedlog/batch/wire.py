@@ -9,6 +9,7 @@ from functools import cache
 from itertools import accumulate, product
 from typing import Any, NamedTuple, Self
 
+from embedlog.batch.key_bytes import key_bytes
 from embedlog.errors import InvalidConfigError
 from embedlog.forks import cached_property
 from embedlog.lazy import pa
@@ -180,6 +181,11 @@ class BufferLayout:
     def added(self, name: str) -> str:
         """Return the name that a column of embedlog's own has in a segment."""
         return f"_{name}" if self.typed else name
+
+    def keys_of(self, columns: Any) -> Any:
+        """Return the key of each row of a `pyarrow.RecordBatch` as a `pyarrow.BinaryArray`."""
+        keys = [columns.column(name) for name in self.key]
+        return key_bytes(keys) if self.typed else keys[0]
 
     def is_plain(self, head: bytes) -> bool:
         """Return whether a batch is certainly uncompressed; if not, its flatbuffer must be read."""

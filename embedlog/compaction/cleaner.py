@@ -31,7 +31,7 @@ from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, tombston
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.files.throttle import Throttle
-from embedlog.partition import PartitionLog, flush, replace, unnamed_files
+from embedlog.partition import PartitionLog, flush, key_index, replace, unnamed_files
 from embedlog.partition.replace import Fence, Replacement, no_fence
 from embedlog.schemas.statistics import text_columns_of
 
@@ -432,7 +432,8 @@ class CleanPass:
         guard = self._cleaner.guard
         self._cleaner.throttle.spend(group.new.size, guard)
         epoch = self._cleanable.leader_epoch
-        group.new.swap(group.sources, fence=guard, cleaned=cleaned, epoch=epoch)
+        keys = group.rewriter.keys
+        group.new.swap(group.sources, fence=guard, cleaned=cleaned, epoch=epoch, keys=keys)
         group.count(self._cleaner.result)
         self._group, self._checkpointed = None, cleaned is not None
 
@@ -515,7 +516,8 @@ class SegmentGroup:
         max_bytes = log.config.max_message_bytes
         schema = log.schema_of(self.new.info, offsets=True)
         statistics = text_columns_of(log.config)
-        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes, statistics)
+        keys = key_index.SegmentKeys() if key_index.is_enabled(log.config) else None
+        self.rewriter = Rewriter(self.new, first.base_offset, schema, max_bytes, statistics, keys)
         self.records_read = self.records_kept = self.keyless = self.tombstones = 0
 
     def fits(self, segment: SegmentInfo, kept_bytes: int, limit: int) -> bool:

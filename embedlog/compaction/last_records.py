@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,9 @@ from embedlog.batch.arrays import data
 from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
 from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
-from embedlog.partition import PartitionLog
+from embedlog.partition import PartitionLog, key_index
+from embedlog.partition.key_index import DecodedBatch, FoundRecord
+from embedlog.schemas.reading import TypedReader
 
 _READ_BYTES = 4 << 20
 
@@ -92,58 +95,53 @@ def _read(log: PartitionLog, start: int, stop: int) -> Iterator[tuple[int, list[
             yield first, batches
 
 
-class LastRecord(NamedTuple):
-    """The last record of a key in a partition."""
-
-    offset: int
-    timestamp: int
-    value: Any
-
-
-ValueAt = Callable[[Batch, int], Any]
-"""Returns the value in a row of a batch; None for a tombstone."""
-
-
-def _bytes_at(batch: Batch, row: int) -> bytes | None:
-    value: bytes | None = batch.columns(("value",)).column(0)[row].as_py()
-    return value
-
-
 def last_record(
-    log: PartitionLog, key: bytes, start: int, stop: int, value_at: ValueAt | None = None
-) -> LastRecord | None:
+    log: PartitionLog, key: bytes, start: int, stop: int, reader: TypedReader | None = None
+) -> FoundRecord | None:
     """Return the last record of one key in ``[start, stop)``, or None.
 
-    Reads the keys of the newest segment first, and stops when it finds the key.
-    ``value_at`` is needed for a typed topic.
+    By the key index if the topic has one; otherwise it reads the keys of the newest segment
+    first, and stops when it finds the key.  A typed topic needs a ``reader``.
     """
-    value_at = value_at or _bytes_at
     log.refresh()
-    key_scalar = data(key, pa.binary())
+    if key_index.is_enabled(log.config):
+        return log.key_index.last(key, start, stop, reader)
     for segment in reversed(log.segments.values()):
         first = max(segment.base_offset, start)
         end = stop if segment.next_offset is None else min(segment.next_offset, stop)
-        record = None
-        for read_from, batches in _read(log, first, end) if first < end else ():
-            record = _last_in(batches, key_scalar, read_from, end, value_at) or record
-        if record is not None:
-            return record
+        for batch, rows in deque(_matches(log, key, first, end), 1):
+            return FoundRecord(log.partition, DecodedBatch(batch, reader), rows[-1])
     return None
 
 
-def _last_in(
-    batches: Sequence[Batch], key: Any, start: int, stop: int, value_at: ValueAt
-) -> LastRecord | None:
-    for batch in reversed(batches):
-        same = pc.equal(batch.keys(), key)
-        rows = np.flatnonzero(bits(same.buffers()[1], same) & ~nulls(same))
-        if not len(rows) or batch.flags & CONTROL:
-            continue
-        offsets = offsets_of(batch)[rows]
-        within = np.flatnonzero((offsets >= start) & (offsets < stop))
-        if len(within):
-            index = int(within[-1])
-            row = int(rows[index])
-            timestamp = batch.timestamps()[row].value
-            return LastRecord(int(offsets[index]), timestamp, value_at(batch, row))
-    return None
+def all_records(
+    log: PartitionLog, key: bytes, start: int, stop: int, reader: TypedReader | None = None
+) -> list[FoundRecord]:
+    """Return all records of one key in ``[start, stop)``, in order.
+
+    By the key index if the topic has one; otherwise it reads all keys.
+    """
+    log.refresh()
+    if key_index.is_enabled(log.config):
+        return log.key_index.all(key, start, stop, reader)
+    found = list[FoundRecord]()
+    for batch, rows in _matches(log, key, start, stop):
+        decoded = DecodedBatch(batch, reader)
+        found += [FoundRecord(log.partition, decoded, row) for row in rows]
+    return found
+
+
+def _matches(
+    log: PartitionLog, key: bytes, start: int, stop: int
+) -> Iterator[tuple[Batch, list[int]]]:
+    """Yield the batches that have a key in ``[start, stop)``, with its rows."""
+    key_scalar = data(key, pa.binary())
+    for first, batches in _read(log, start, stop) if start < stop else ():
+        for batch in batches:
+            same = pc.equal(batch.keys(), key_scalar)
+            rows = np.flatnonzero(bits(same.buffers()[1], same) & ~nulls(same))
+            if len(rows) and not batch.flags & CONTROL:
+                offsets = offsets_of(batch)[rows]
+                rows = rows[(offsets >= first) & (offsets < stop)]
+                if len(rows):
+                    yield batch, rows.tolist()

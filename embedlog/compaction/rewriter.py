@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog import batch as batches
-from embedlog.batch import INHERITED, Batch, EncodedBatch
+from embedlog.batch import CONTROL, INHERITED, Batch, EncodedBatch
 from embedlog.batch.arrays import empty
 from embedlog.batch.wire import layout_of
+from embedlog.partition.key_index import SegmentKeys
 from embedlog.partition.replace import Replacement
 from embedlog.schemas.segment_schema import absent
 from embedlog.schemas.statistics import pack
@@ -43,6 +44,8 @@ class PendingBatch(NamedTuple):
     next_offset: int
     epoch: int
     exact: bool
+    keys: Any
+    """A `pyarrow.BinaryArray`; None if there are none, or they are not needed."""
 
 
 class Rewriter:
@@ -54,6 +57,7 @@ class Rewriter:
         schema: The Arrow schema of its batches, with the offsets in the last column.
         max_bytes: The largest batch of the topic.
         text_statistics: The columns of text of a typed topic that get statistics.
+        keys: Gets the keys of what is written, for the key index; None without one.
     """
 
     def __init__(
@@ -63,8 +67,9 @@ class Rewriter:
         schema: pa.Schema,
         max_bytes: int,
         text_statistics: frozenset[str] | None = None,
+        keys: SegmentKeys | None = None,
     ) -> None:
-        self._new, self._offset = new, start
+        self._new, self._offset, self.keys = new, start, keys
         self._schema, self._text_statistics = schema, text_statistics
         self._has_statistics = layout_of(schema).typed and text_statistics is not None
         self._target = min(TARGET_BYTES, max_bytes)
@@ -120,10 +125,10 @@ class Rewriter:
         assert batch.producer_epoch is not None
         assert batch.base_sequence is not None
         self._flush()
-        encoded = self._encode(rows, kind, horizon)
+        encoded, keys = self._encode(rows, kind, horizon)
         encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
         self._fill_up_to(batch.base_offset)
-        self._pending = PendingBatch(encoded, batch.next_offset, kind.leader_epoch, True)
+        self._pending = PendingBatch(encoded, batch.next_offset, kind.leader_epoch, True, keys)
         self.note_epoch(kind.leader_epoch)
 
     def finish(self, end: int) -> None:
@@ -139,13 +144,14 @@ class Rewriter:
         assert self._kind is not None
         table = rows[0] if len(rows) == 1 else pa.concat_tables(rows, promote_options="default")
         last = table[self._schema.names[-1]][-1].as_py()
-        encoded = self._encode(table, self._kind, horizon)
+        encoded, keys = self._encode(table, self._kind, horizon)
         if self._pending is not None:
             self._write(self._pending)
-        self._pending = PendingBatch(encoded, last + 1, self._kind.leader_epoch, False)
+        self._pending = PendingBatch(encoded, last + 1, self._kind.leader_epoch, False, keys)
         self.note_epoch(self._kind.leader_epoch)
 
-    def _encode(self, table: Any, kind: BatchKind, horizon: int | None) -> EncodedBatch:
+    def _encode(self, table: Any, kind: BatchKind, horizon: int | None) -> tuple[EncodedBatch, Any]:
+        """Return a batch and its keys, if they are needed."""
         missing = [name for name in self._schema.names if name not in table.schema.names]
         for name in missing:  # Such as headers, which only some of the merged segments have.
             table = table.append_column(name, absent(self._schema.field(name), table.num_rows))
@@ -161,7 +167,10 @@ class Rewriter:
         columns = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         packed = pack(columns, self._text_statistics) if self._has_statistics else b""
         encoded = batches.encode(columns, kind.codec, statistics=packed)
-        return encoded.changed(flags=encoded.flags | kind.flags, delete_horizon=horizon)
+        encoded = encoded.changed(flags=encoded.flags | kind.flags, delete_horizon=horizon)
+        layout = layout_of(self._schema)
+        needs_keys = self.keys is not None and columns.num_rows and layout.key
+        return encoded, layout.keys_of(columns) if needs_keys else None
 
     def _fill_up_to(self, offset: int) -> None:
         """Let the pending batch end at ``offset``, or put an empty batch in between."""
@@ -170,12 +179,16 @@ class Rewriter:
             self._write(pending)
             pending = None
         if pending is None and self._offset < offset:
-            encoded = self._encode(empty(self._schema), BatchKind(self._epoch, 0, "none"), None)
-            pending = PendingBatch(encoded, offset, self._epoch, False)
+            kind = BatchKind(self._epoch, 0, "none")
+            encoded, _ = self._encode(empty(self._schema), kind, None)
+            pending = PendingBatch(encoded, offset, self._epoch, False, None)
         if pending is not None and pending.next_offset <= offset:
             self._write(pending._replace(next_offset=offset))
 
     def _write(self, pending: PendingBatch) -> None:
         self._pending = None
+        # Markers of transactions have no keys that a program would ask for.
+        if pending.keys is not None and not pending.encoded.flags & CONTROL:
+            self.keys.add(self._new.size, pending.keys)  # type: ignore[union-attr]
         self._new.write(pending.encoded, self._offset, pending.next_offset, pending.epoch)
         self._offset = pending.next_offset

@@ -235,6 +235,9 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     rebatch_min_rows: int | None
     """Gather the batches of a sealed segment into larger ones if they have fewer records than this
     on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
+    key_index_enable: bool | None
+    """Whether sealed segments get an index of their keys, so that looking up a key reads one
+    record; by default where ``cleanup_policy`` has ``compact`` (embedlog's own)."""
     audit: bool | None
     """Whether producers and consumer groups count what they write and read, in the topic
     ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
@@ -292,6 +295,7 @@ _DottedTopicOptions = TypedDict(
         "value.serializer": "SerializerName | None",
         "statistics.columns": "str | None",
         "rebatch.min.rows": "int | None",
+        "key.index.enable": "bool | None",
         "audit": "bool | None",
         "preallocate": "Literal[False] | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",

@@ -129,6 +129,9 @@ class TopicConfig(Settings):
     rebatch_min_rows: int = number(-1, -1)
     """Gather the batches of a sealed segment into larger ones if they have fewer records than this
     on average; 0 is never, -1 is 1000 for a typed topic and never for others (embedlog's own)."""
+    key_index_enable: bool | None = switch(None)
+    """Whether sealed segments get an index of their keys, so that looking up a key reads one
+    record; by default where ``cleanup_policy`` has ``compact`` (embedlog's own)."""
     audit: bool = switch(False)
     """Whether producers and consumer groups count what they write and read, in the topic
     ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""

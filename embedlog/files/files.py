@@ -21,6 +21,7 @@ import resource
 import select
 import stat
 import struct
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,7 @@ from embedlog.files.filesystem import (
 from embedlog.files.paths import identity_at
 from embedlog.files.sharing import share, share_as
 from embedlog.forks import finished_before_forks
+from embedlog.lazy import pa
 
 IOV_MAX: Final = 1024
 """The kernel accepts this many buffers in one vectored write; more fail with EINVAL."""
@@ -303,6 +305,19 @@ class Files:
                 what = f"the file is shorter than {length} bytes"
                 raise OSError(errno.EINVAL, what) from error
 
+    def map_data(self, fd: int, length: int) -> Any:
+        """As `map`, to read only; a `pyarrow.Buffer`, once pyarrow is loaded.
+
+        That keeps no descriptor, as a `mmap` does.
+        """
+        if "pyarrow" not in sys.modules:
+            return self.map(fd, length)
+        try:
+            with pa.memory_map(f"/proc/self/fd/{fd}") as file:
+                return file.read_buffer(length)
+        except OSError:
+            return pa.py_buffer(self.map(fd, length))
+
     def size(self, fd: int) -> int:
         """Return how many bytes the file has."""
         try:
@@ -388,10 +403,11 @@ class Files:
         with self.opened(path) as fd:
             return self.read(fd, self.size(fd), 0)
 
-    def write_file(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes | list[Any]) -> None:
         """Replace the contents of a file, durably and atomically: a reader sees old or new.
 
-        A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.
+        A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.  The data may be in
+        parts.
         """
         for number in itertools.count():
             temporary = f"{path}.{number}.tmp"
@@ -404,7 +420,7 @@ class Files:
                     raise
         try:
             try:
-                self.write(fd, [data], 0)
+                self.write(fd, data if isinstance(data, list) else [data], 0)
                 # The bytes before the name: a rename may reach the disk first.
                 self.sync(fd)
             finally:

@@ -18,7 +18,7 @@ from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.lazy import logging
 from embedlog.maintenance import activity
-from embedlog.partition import PartitionLog, flush, tail
+from embedlog.partition import PartitionLog, flush, key_index, replace, tail
 from embedlog.partition.producer_state import expire_producers
 from embedlog.partition.state import has_flush_interval
 from embedlog.retention import RetentionResult, retain
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CHECKPOINT_SECONDS = 5.0
 ACTIVITY_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
+KEYS_SECONDS = 15.0
 REPLICATION_SECONDS = 0.1
 RETRY_SECONDS = 600.0
 """How long a partition that cannot be compacted is skipped at most."""
@@ -151,6 +152,7 @@ def jobs_of(config: MaintenanceConfig, *, replicated: bool = False) -> tuple[Mai
         backoff, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
         jobs.append(MaintenanceJob("compaction", backoff, CompactionJob(config), threads))
         jobs.append(MaintenanceJob("rebatch", backoff, _rebatch))
+    jobs.append(MaintenanceJob("keys", KEYS_SECONDS, _index_keys))
     # The last one, so that `maintain` also reports what the other jobs changed.
     jobs.append(MaintenanceJob("activity", ACTIVITY_SECONDS, _activity))
     return tuple(jobs)
@@ -231,6 +233,22 @@ def _rebatch(job: JobContext) -> list[RebatchResult]:
                 results += rebatch_round([log], job.check)
                 add_statistics(log, job.check)
     return results
+
+
+def _index_keys(job: JobContext) -> int:
+    """Write the key indexes of sealed segments that have none; return how many."""
+    built = 0
+    with job.failures.collecting() as part:
+        for log in _used_partitions(job, key_index.is_enabled):
+            if job.should_stop():
+                break
+            with part(f"Key indexes of {log.topic}-{log.partition}"):
+                log.refresh()
+                if key_index.is_enabled(log.config) and log.key_index.missing():
+                    flush.flush_up_to(log, log.active_segment.base_offset)
+                    with replace.rewrite_lock(log) as free:
+                        built += log.key_index.build_missing(job.check) if free else 0
+    return built
 
 
 def _activity(job: JobContext) -> list[activity.Event]:

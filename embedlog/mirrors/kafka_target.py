@@ -60,7 +60,7 @@ _OWN_SETTINGS = frozenset(
         *("retention.clock", "retention.topic.bytes", "retention.min.consumed"),
         *("retention.bytes.hard", "segment.max.offset.span", "key.serializer"),
         *("value.serializer", "statistics.columns", "rebatch.min.rows", "mirror.source"),
-        *("producer.id.expiration.ms", "message.timestamp.type", "audit"),
+        *("producer.id.expiration.ms", "message.timestamp.type", "audit", "key.index.enable"),
     }
 )
 """Settings of a topic that Kafka does not have; and the one with which it would replace the

@@ -54,6 +54,7 @@ from embedlog.segment import SegmentFile, path_of
 if TYPE_CHECKING:
     from sortedcontainers import SortedDict
 
+    from embedlog.partition.key_index import KeyIndex
     from embedlog.schemas.topic_schema import TopicSchema
 
 _logger = logging.getLogger("embedlog.partition")
@@ -741,6 +742,13 @@ class PartitionLog:
     def record_counts(self) -> RecordCounts:
         """Counts the records between two offsets."""
         return RecordCounts(self)
+
+    @cached_property
+    def key_index(self) -> KeyIndex:
+        """Looks up keys, for a topic that indexes them."""
+        from embedlog.partition.key_index import KeyIndex
+
+        return KeyIndex(self)
 
     @property
     def placement(self) -> ReplicaPlacement:

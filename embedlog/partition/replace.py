@@ -6,7 +6,7 @@ indexes.  Killed before that, the log is the old one; after it, the new one.  In
 
 1. Add the new file to the uncommitted files in `state`, then create it: no process takes
    it for garbage, and after a crash the next process knows what to remove.
-2. Write it, flush it, flush the directory.
+2. Write it, flush it, likewise its key index, if it gets one, and flush the directory.
 3. Under the partition's lock: call the fence, check that the segments are still those
    that were read, complete the new file in copies that are in sync since, and commit.
    The old files are uncommitted from here on.
@@ -33,7 +33,8 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import leases, roll, segment_statistics, unnamed_files
+from embedlog.partition import key_index, leases, roll, segment_statistics, unnamed_files
+from embedlog.partition.key_index import SegmentKeys
 from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
 from embedlog.schemas.statistics import RowStatistics
 from embedlog.segment import END_MARK, create
@@ -160,6 +161,7 @@ class Replacement:
         fence: Fence = no_fence,
         cleaned: int | None = None,
         epoch: int | None = None,
+        keys: SegmentKeys | None = None,
     ) -> None:
         """Replace consecutive sealed segments by this one.
 
@@ -169,6 +171,7 @@ class Replacement:
             cleaned: Up to which offset the log is compacted now, noted in the same transaction.
             epoch: The leader epoch in which it was decided which records to leave out: a
                 truncation since may have removed the records that superseded them.
+            keys: The keys of the new segment, for its key index.
 
         Raises:
             FencedError: Raised by the fence, or the segments were changed meanwhile.
@@ -177,6 +180,10 @@ class Replacement:
         log, self._old, end = self._log, old, old[-1].next_offset
         assert end is not None, "only sealed segments are replaced"
         self._seal(old, end)
+        if keys is not None:
+            # Housekeeping tries again what fails.
+            with suppress(StorageError):
+                key_index.write(log, self.info, keys)
         log.sync_directory(f"{log.directory}/{log.partition}")
         # A recovery that is due comes first: it would read the files that are replaced.
         with log.owned() as tail:

@@ -21,6 +21,7 @@ from embedlog.files import Files
 from embedlog.keyspace import PENDING_DELETES, SEGMENTS, UNCOMMITTED_FILES
 from embedlog.partition import leases
 from embedlog.partition.state import Context
+from embedlog.segment import key_index_path
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
@@ -61,9 +62,15 @@ def drop_names(txn: kv.Txn, key: bytes, segments: Sequence[SegmentInfo]) -> None
 def discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     """Unlink files that were never in the manifest, or that no reader can be looking for."""
     for segment in segments:
-        log.context.files.unlink(log.path_of(segment), missing_ok=True)
+        unlink(log.context.files, log.path_of(segment))
     if segments:
         forget(log, segments)
+
+
+def unlink(files: Files, path: str) -> None:
+    """Unlink a segment file and its key index, which may be missing."""
+    files.unlink(key_index_path(path), missing_ok=True)
+    files.unlink(path, missing_ok=True)
 
 
 def forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
@@ -117,7 +124,8 @@ def pending_paths(live: kv.Store) -> set[str]:
 def not_pending(files: Files, live: kv.Store, paths: Sequence[str]) -> list[str]:
     """Return those of the files that the manifest does not name which are not to be deleted."""
     # Read after the manifest, since a name is dropped later than its row is written.
-    pending = pending_paths(live) if paths else ()
+    pending = pending_paths(live) if paths else set()
+    pending |= {key_index_path(path) for path in pending}
     return [path for path in paths if path not in pending and files.exists(path)]
 
 
@@ -154,7 +162,7 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
     if not rows:
         return 0
     for row in rows:
-        context.files.unlink(row.path, missing_ok=True)
+        unlink(context.files, row.path)
     for directory in sorted({row.path.rpartition("/")[0] for row in rows}):
         if context.files.exists(directory):
             context.files.sync_directory(directory)

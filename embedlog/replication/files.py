@@ -411,6 +411,7 @@ class ReplicatedFiles(Files):
     read = _at_leader("read")
     read_into = _at_leader("read_into")
     map = _at_leader("map")
+    map_data = _at_leader("map_data")
     size = _at_leader("size")
     check_linked = _at_leader("check_linked")
     truncate = _in_each_copy(_truncate)

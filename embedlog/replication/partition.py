@@ -336,9 +336,9 @@ class ReplicatedPartition(PartitionLog):
         """Remove the segment files of a copy that the manifest does not name; return how many.
 
         For a copy that was not in sync, so that what was deleted or replaced meanwhile is still
-        there; under the lock.  Also the uncommitted files: they are unlinked where copies are in
-        sync, and this one may be too late for that.  A file that is still being written is
-        written again.
+        there; under the lock.  Also the key indexes, which may be of what the copy had before, and
+        the uncommitted files: they are unlinked where copies are in sync, and this one may be too
+        late for that.  A file that is still being written is written again.
         """
 
         def named(txn: kv.Txn) -> set[str]:
@@ -347,7 +347,7 @@ class ReplicatedPartition(PartitionLog):
         names, removed = self.context.state.read(named), 0
         path = f"{self.directory}/{self.partition}"
         for name in files.list(path):
-            if catalog.SEGMENT_NAME.fullmatch(name) and name not in names:
+            if catalog.SEGMENT_FILES.fullmatch(name) and name not in names:
                 files.unlink(f"{path}/{name}")
                 removed += 1
         return removed

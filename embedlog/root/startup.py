@@ -19,7 +19,7 @@ from embedlog.errors import CorruptionError, EmbedlogError, StorageError, raised
 from embedlog.files import Files, forget_waiters
 from embedlog.groups import LOCKS
 from embedlog.partition import journal, roll
-from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
+from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile, key_index_path
 
 T = TypeVar("T")
 BOOT_FILE = "live/boot"
@@ -547,6 +547,8 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
 def strays(files: Files, state: kv.Store) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
+    And the key indexes of such segments.
+
     Without uncommitted files; `unnamed_files.not_pending` leaves out those that are to be
     deleted.  Files with other names do not belong to the log and are ignored.
     """
@@ -577,7 +579,7 @@ def _unnamed(
         unnamed += [
             path
             for path in present[topic]
-            if path not in named and catalog.SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
+            if path not in named and catalog.SEGMENT_FILES.fullmatch(path.rpartition("/")[2])
         ]
     return unnamed
 
@@ -599,6 +601,7 @@ def _named(txn: kv.Txn) -> tuple[set[str], set[str], set[str]]:
             key = info.key(number)
             names = journal.file_names(txn, key)
             paths.update(f"{info.directory}/{number}/{name}" for name in names)
+    paths |= {key_index_path(path) for path in paths}
     return topics, paths, {topic.directory for topic in catalog.deleted_topics(txn)}
 
 

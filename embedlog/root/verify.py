@@ -20,7 +20,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import journal, lookup, unnamed_files
+from embedlog.partition import journal, key_index, lookup, unnamed_files
 from embedlog.partition import tail as tails
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context
@@ -233,6 +233,8 @@ def _verify_segment(
     indexed = lookup.entries(log, segment) if segment.sealed else snapshot.entries
     entries = {entry.position: entry for entry in indexed}
     yield from _verify_batches(segment, file, stop, entries)
+    if key_index.is_wrong(log, segment):
+        yield 0, "its key index is damaged or wrong"
     for entry in entries.values():
         yield entry.position, f"the index has offset {entry.offset} where no batch begins"
 
@@ -322,6 +324,8 @@ def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
     if segment.sealed:
         key, blob = (log.key, *segment.key), index.pack(entries)
         log.context.state.write(lambda txn: keyspace.SEGMENT_INDEXES.put(txn, *key, value=blob))
+        if key_index.is_enabled(log.config) or key_index.is_wrong(log, segment):
+            key_index.rebuild(log, segment)
         return len(entries)
 
     def step(txn: kv.Txn) -> None:
@@ -334,7 +338,7 @@ def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
 
 
 def index_is_wrong(log: PartitionLog, segment: SegmentInfo) -> bool:
-    """Whether the index of a sealed segment, whose file is whole, could mislead a read.
+    """Whether an index of a sealed segment, whose file is whole, could mislead a read.
 
     Missing entries only make reads slower; each recovery rebuilds the index of the
     active segment.
@@ -350,4 +354,4 @@ def index_is_wrong(log: PartitionLog, segment: SegmentInfo) -> bool:
             newest = max(newest, batch.max_timestamp)
     except EmbedlogError:
         return True
-    return not correct.issuperset(entries)
+    return not correct.issuperset(entries) or key_index.is_wrong(log, segment)

@@ -14,6 +14,7 @@ from embedlog.lazy import pa, pc
 from embedlog.schemas.rows import python_rows
 from embedlog.schemas.segment_schema import absent
 from embedlog.schemas.topic_schema import FIELD_ID, TopicSchema, field_id
+from embedlog.schemas.values import python_values
 
 OFFSET, PARTITION, TIMESTAMP, HEADERS = "offset", "partition", "timestamp", "headers"
 """The columns that come with every record, besides the user's own."""
@@ -151,21 +152,42 @@ class TypedReader:
         }
         return tables.with_positions(rows, partition, schema, chunks)
 
-    def value_at(self, batch: Batch, row: int) -> dict[str, Any] | None:
-        """Return the value in a row of a batch; None for a tombstone."""
-        if batch.may_have_tombstones and _tombstones(batch)[row].as_py():
+    def value_in(self, columns: dict[str, Any], row: int) -> dict[str, Any] | None:
+        """Return the value in a row of the `row_columns`; None for a tombstone."""
+        if columns[TOMBSTONE][row].as_py():
             return None
-        names = self.schema.columns.names
-        columns = self.columns(batch, names).values()
-        record_batch = pa.RecordBatch.from_arrays(list(columns), names=names).slice(row, 1)
-        value: dict[str, Any] = python_rows(record_batch, names)[0]
-        return value
+        return {
+            # Six times as fast, which counts for look-ups of one row.
+            name: columns[name][row].as_py()
+            if is_plain
+            else python_values(columns[name].slice(row, 1))[0]
+            for name, is_plain in self._plain.items()
+        }
+
+    @cached_property
+    def _plain(self) -> dict[str, bool]:
+        """The names of the columns, and whether `python_values` does what pyarrow does."""
+        types = pa.types
+        same = types.is_integer, types.is_floating, types.is_string, types.is_binary
+        return {
+            field.name: any(check(field.type) for check in same) for field in self.schema.columns
+        }
+
+    def key_in(self, columns: dict[str, Any], row: int) -> Any:
+        """Return the key in a row of the `row_columns`, as `lists` does."""
+        values = [python_values(columns[name].slice(row, 1))[0] for name in self.schema.key]
+        return tuple(values) if len(values) > 1 else values[0]
+
+    def row_columns(self, batch: Batch) -> dict[str, Any]:
+        """Return the user's columns, the stored keys as ``key``, and which are tombstones."""
+        columns = self.columns(batch, self.schema.columns.names)
+        columns["key"], columns[TOMBSTONE] = batch.keys(), _tombstones(batch)
+        return columns
 
     def keyed_columns(self, batch: Batch) -> Any:
-        """Return all columns as a `pyarrow.RecordBatch`, with those of `api.latest`."""
-        columns = self.columns(batch, self.schema.columns.names)
-        columns[TIMESTAMP], columns["key"] = batch.timestamps(), batch.keys()
-        columns[HEADERS], columns[TOMBSTONE] = _headers(batch), _tombstones(batch)
+        """Return the `row_columns`, timestamps and headers as a `pyarrow.RecordBatch`."""
+        columns = self.row_columns(batch)
+        columns[TIMESTAMP], columns[HEADERS] = batch.timestamps(), _headers(batch)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def lists(self, batch: Batch, verify: bool = True) -> tuple[Any, Any, Any, Any]:

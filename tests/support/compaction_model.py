@@ -48,7 +48,7 @@ from support.roots import (
     open_root,
     rows,
 )
-from support.typed_bytes import RandomTopic, as_typed, lists, random_topics, row_bytes
+from support.typed_bytes import RandomTopic, as_typed, random_topics, row_bytes
 
 RETENTION = 40
 CONFIG = {
@@ -582,23 +582,21 @@ class CompactionModel(RuleBasedStateMachine):
         part_rows = [row for row in rows(self.log) if start <= row[0] < stop and row[2] is not None]
         last = {row[2]: row for row in part_rows}
         offsets = {}
-        read = TypedReader(self.typed.schema).keyed_columns if self.typed else Batch.columns
+        reader = TypedReader(self.typed.schema) if self.typed else None
+        read = Batch.columns if reader is None else reader.keyed_columns
         for table in last_records(self.log, start, stop, read=read):
             offsets.update({row["key"]: row["offset"] for row in table.to_pylist()})
         assert offsets == {key: row[0] for key, row in last.items()}
         for key, row in list(last.items())[:3]:
             assert key is not None
-            found = last_record(self.log, key, start, stop, self._value_at)
-            assert found == (row[0], row[1], row[3])
+            found = last_record(self.log, key, start, stop, reader)
+            assert found is not None
+            assert (found.offset, found.timestamp) == row[:2]
+            assert self._row_bytes(found.value) == row[3]
         assert last_record(self.log, b"nobody", start, stop) is None
 
     def _topic(self) -> Any:
         return (TypedTopic if self.typed else Topic)(self.root, self.name)
-
-    @property
-    def _value_at(self) -> Any:
-        """What `last_record` needs of a typed topic."""
-        return (lambda batch, row: lists(batch)[2][row]) if self.typed else None
 
     @rule(offset=st.integers(0, 400))
     def read_from(self, offset: int) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from embedlog.batch.wire import layout_of
 from embedlog.errors import EmbedlogError
 from embedlog.segment import SegmentFile
@@ -45,8 +47,8 @@ class OneFile:
         memoryview(memory).cast("B")[: len(data)] = data
         return len(data)
 
-    def map(self, fd: int, length: int) -> bytes:
-        return self._data[:length]
+    def map_data(self, fd: int, length: int) -> Any:
+        return pa.py_buffer(self._data[:length])
 
 
 def rows_in(data: bytes, stop: int, schema: Any, *, mapped: bool = False) -> list[Row]:
