@@ -509,6 +509,24 @@ def test_an_append_to_a_directory_that_is_being_deleted_finds_it_offline(directo
     log.delete_topic("t")
 
 
+def test_a_publication_to_a_leader_that_is_being_deleted_goes_to_the_others(directories, log):
+    """The file is opened again after a change of the metadata; its directory may go first."""
+    log.create_topic("t")
+    send(log, "t", [b"a"])
+    leader = assignment(log, "t").leader
+    (folder,) = directories.path(leader).glob("topics/t-*/0")
+    shutil.rmtree(folder)
+    other = next(each for each in assignment(log, "t").isr if each != leader)
+    log.root.controller.take_offline({other: errors.StorageError("It was unplugged")})
+
+    publish(log.root, [stage(log.root, t_0=[b"b"])])
+
+    assert assignment(log, "t").leader not in (leader, other)
+    bring_back(log)
+    assert values(log, "t") == [b"a", b"b"]
+    check_equal(directories, log, "t")
+
+
 def test_an_append_to_a_copy_that_is_being_deleted_goes_on_in_the_others(
     directories, log, monkeypatch
 ):

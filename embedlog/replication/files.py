@@ -286,6 +286,10 @@ class ReplicatedFiles(Files):
                 self._open_copies(handle)
             except StorageError as error:
                 is_open = handle.copies and handle.copies[0][0] in self._controller.online
+                if handle.how["write"] and error.missing and self._is_named(handle):
+                    # The leader's directory is just being deleted.
+                    what = "A file was deleted while it was open"
+                    raise LogDeletedError(what, path=error.path) from error
                 if handle.how["write"] or not error.missing or not is_open:
                     raise
                 # It was unlinked since: its reader finishes with what it has open.
@@ -353,19 +357,20 @@ class ReplicatedFiles(Files):
                 raise
             make_parents(files, handle.path)
             fd = files.open(handle.path, **{**how, "create": True})
-            key = handle.key
-            if how["create"] or key is None:
-                return fd
-            # Who deletes a file first removes its name from the manifest, then the file in the
-            # followers: one that is created after that would stay for ever.
-            if handle.path.rpartition("/")[2] in self._controller.state.read(
-                lambda txn: journal.file_names(txn, key)
-            ):
+            # A file that is created after it was deleted elsewhere would stay for ever.
+            if how["create"] or handle.key is None or self._is_named(handle):
                 return fd
             files.close(fd)
             files.unlink(handle.path, missing_ok=True)
             self._remove_if_moved(handle, [directory.id])
             raise
+
+    def _is_named(self, handle: _Handle) -> bool:
+        """Whether the manifest names a file: its name is removed before the file is."""
+        key, name = handle.key, handle.path.rpartition("/")[2]
+        return key is not None and name in self._controller.state.read(
+            lambda txn: journal.file_names(txn, key)
+        )
 
     def _remove_if_moved(self, handle: _Handle, directories: Iterable[int]) -> None:
         """Remove the file where the partition has no copy any more: it was just created there.

@@ -12,6 +12,7 @@ import random
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,6 +53,7 @@ class LoopDisk:
         self.log = self.path / LOG
         self._directory, self._number, self._images = directory, number, 0
         self._device, self._image, self._saved = "", Path(), Path()
+        self._works_again = threading.Timer(20, self._limit, (0,))
         self._held: int | None = None
         """A descriptor of the device, which the kernel detaches once nothing uses it."""
         self.path.mkdir()
@@ -65,6 +67,11 @@ class LoopDisk:
         match fault:
             case "fails":
                 self._limit(4096)
+                # A truncation whose blocks are past the end of the device is tried again and again
+                # by ext4, for as long as they are, and holds up everything on the disk.
+                self._works_again = threading.Timer(20, self._limit, (0,))
+                self._works_again.daemon = True
+                self._works_again.start()
             case "dies":
                 self._shut_down()
             case "read-only":
@@ -96,6 +103,7 @@ class LoopDisk:
             case "swapped":
                 self._swap(other)
             case "fails":
+                self._works_again.cancel()
                 self._limit(0)
                 if not self._works():
                     self._exchange(self._copied_image())
@@ -259,6 +267,7 @@ class LoopDisk:
 
     def remove(self) -> None:
         """Unmount it, and delete its image."""
+        self._works_again.cancel()
         self._unmount()
         self._let_go()
         for image in self._directory.glob(f"disk{self._number}-*.image"):

@@ -40,6 +40,7 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidReplicationFactorError,
     LockTimeoutError,
+    NotALogError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     ReplicaNotAvailableError,
@@ -495,7 +496,9 @@ def administer(setting: Setting, life: int) -> None:
             return
         # A removal that was killed leaves files.
         shutil.rmtree(setting.spare)
-        log.replicas.add(setting.spare)
+        # A process that was just bringing it back, before it was removed, may write some more.
+        with suppress(NotALogError):
+            log.replicas.add(setting.spare)
 
     def complete() -> None:
         with suppress(InvalidReplicationFactorError):  # too few directories are online
@@ -587,10 +590,15 @@ def observe(setting: Setting, life: int) -> None:
         in_sync = False
         with suppress(*REFUSALS):
             image = controller.current().image
-            in_sync = len(image.online) == len(image.directories) and all(
-                set(each.isr) == set(each.replicas)
-                and (key not in keys or len(each.isr) >= setting.copies)
-                for key, each in image.assignments.items()
+            in_sync = (
+                len(image.online) == len(image.directories)
+                # Nobody may have noticed yet that an old copy took the place of one.
+                and all(directory.is_in_place() for directory in controller.online)
+                and all(
+                    set(each.isr) == set(each.replicas)
+                    and (key not in keys or len(each.isr) >= setting.copies)
+                    for key, each in image.assignments.items()
+                )
             )
         looks += 1
         when = time.monotonic_ns() if in_sync else _STATUS.unpack_from(setting.status)[1]
@@ -810,10 +818,11 @@ class _Faults:
         self._break(kinds[0], first)
         self._pass(0.3)
         self._break(kinds[1], second)
-        is_stopped = kinds[0] != "restored" and self._case.directories == 3
-        if is_stopped and kinds[1] in ("dies", "read-only", "full", "deleted"):
-            # What was only unmounted or renamed takes what is written to open files, and a disk
-            # from which an old copy is made works until that takes its place.
+        # The others are seen in the path alone, and open files take what is written until a
+        # housekeeper looks there: he may be dead, and cannot start on one directory of three.
+        stopping = ("dies", "read-only", "full", "deleted")
+        is_stopped = kinds[0] in ("fails", *stopping) and kinds[1] in stopping
+        if is_stopped and self._case.directories == 3:
             self._wait(self._refused_since(time.monotonic_ns()), f"refusals, {kinds}")
         self._pass(self._dice.uniform(0.0, 0.5))
         self._done["both"] += 1
