@@ -199,7 +199,7 @@ def test_a_log_contains_topics_by_name(log):
     [
         (lambda log: log.t, r"call log\.topic\('t'\)"),
         (lambda log: log.topic("t").value, r"to_pandas\(\)\['value'\].*record\.value"),
-        (lambda log: log.topic("t").keys(), r"to_pandas\(\)\['key'\]"),
+        (lambda log: log.topic("t").key, r"to_pandas\(\)\['key'\]"),
         (lambda log: log.topic("t")[:1].headers, r"to_pandas\(\)\['headers'\]"),
         (lambda log: log.producer().produce("t", b"v"), r"call send\(topic, value, key=\.\.\.\)"),
         (lambda log: log.producer().poll(0), "leave it out"),

@@ -17,7 +17,7 @@ from support.tiers import choose, sample
 import embedlog
 from embedlog.compaction.last_records import last_record
 from embedlog.errors import StorageError
-from embedlog.partition import key_index, replace
+from embedlog.partition import key_index, replace, unnamed_files
 from embedlog.partition.key_index import SegmentKeys, load
 from embedlog.replication.root import try_bring_back
 
@@ -366,6 +366,20 @@ def test_a_kill_while_a_file_is_written_leaves_nothing_for_long(log):
         assert other.topic("t").get(b"a") == b"1"
         other.housekeeping.run()
     assert index_files(log) == [file]
+
+
+def test_a_close_removes_the_index_of_an_uncommitted_segment(tmp_path):
+    """D28: a killed compaction left both, and another process closes the log."""
+    with embedlog.open(tmp_path, maintenance=False) as log:
+        log.create_topic("t", 1, INDEXED)
+        send(log, (b"a", b"1"))
+        (file,) = sealed(log)
+        partition, info = facts(log)
+        new = unnamed_files.new_file(partition, info)
+        for suffix in (".keys", ".arrows"):
+            left = file.with_name(new.file_name).with_suffix(suffix)
+            left.write_bytes(file.with_suffix(suffix).read_bytes())
+    assert left.with_suffix(".keys").exists() is left.exists() is False
 
 
 def test_an_index_without_its_segment_is_a_stray(log):

@@ -105,7 +105,7 @@ def last_record(
     """
     log.refresh()
     if key_index.is_enabled(log.config):
-        return log.key_index.last(key, start, stop, reader)
+        return next(iter(log.key_index.find(key, start, stop, reader, 1)), None)
     for segment in reversed(log.segments.values()):
         first = max(segment.base_offset, start)
         end = stop if segment.next_offset is None else min(segment.next_offset, stop)
@@ -123,7 +123,7 @@ def all_records(
     """
     log.refresh()
     if key_index.is_enabled(log.config):
-        return log.key_index.all(key, start, stop, reader)
+        return log.key_index.find(key, start, stop, reader)[::-1]
     found = list[FoundRecord]()
     for batch, rows in _matches(log, key, start, stop):
         decoded = DecodedBatch(batch, reader)

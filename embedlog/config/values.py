@@ -20,8 +20,10 @@ INT_MAX = (1 << 31) - 1
 _FALSE_TRUE = {"false": False, "true": True}
 
 
-def setting_text(value: object) -> str:
-    """Return the value of a setting as Kafka's brokers write it."""
+def setting_text(value: object) -> str | None:
+    """Return the value of a setting as Kafka's brokers write it; None if it has none."""
+    if value is None:
+        return None
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -32,7 +32,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
 
-_TYPES = {bool: "BOOLEAN", int: "LONG", float: "DOUBLE", str: "STRING"}
+_TYPES = {bool: "BOOLEAN", type(None): "BOOLEAN", int: "LONG", float: "DOUBLE", str: "STRING"}
 _ELECTION_ERRORS = {
     "": kafka.errors.NoError,
     "ELECTION_NOT_NEEDED": kafka.errors.ElectionNotNeededError,

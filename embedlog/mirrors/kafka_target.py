@@ -236,7 +236,7 @@ class KafkaTarget(MirrorTarget):
         config = {key: value for key, value in config.items() if key not in _OWN_SETTINGS}
         return self._create_topic(name, topic.partitions, config)
 
-    def _create_topic(self, name: str, partitions: int, config: dict[str, str]) -> Any:
+    def _create_topic(self, name: str, partitions: int, config: Mapping[str, str | None]) -> Any:
         library, codes = admin_library(), client_library().KafkaError
         while True:
             new = library.NewTopic(name, partitions, replication_factor=-1, config=config)

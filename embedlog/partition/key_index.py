@@ -233,11 +233,6 @@ class DecodedBatch:
         return dict(zip(("key", "value"), batch.columns(("key", "value")).columns, strict=True))
 
     @cached_property
-    def keys(self) -> Any:
-        """The stored key of each row."""
-        return self.columns["key"]
-
-    @cached_property
     def offsets(self) -> Any:
         """The offset of each row."""
         return self.batch.offsets()
@@ -325,8 +320,10 @@ class _BatchCache:
     def drop(self, ids: set[int]) -> None:
         """Drop the batches of segments that are gone: their maps keep the files on the disk."""
         with self._lock:
-            for place in [place for place in self._batches if place[0] in ids]:
-                self._remove(place)
+            # A copy first: meanwhile the garbage collector may call this.
+            for place in list(self._batches):
+                if place[0] in ids:
+                    self._remove(place)
 
     def _remove(self, place: tuple[Any, ...]) -> None:
         removed = self._batches.pop(place, None)
@@ -360,6 +357,10 @@ class KeyIndex:
         """By the id of a segment, and whether it is sealed."""
         self._good: set[tuple[int | None, int]] = set()
         """The segments whose files this process has found to be good, and in which directory."""
+
+    def __del__(self) -> None:
+        """Free the disk space of files that were unlinked, if the topic was deleted."""
+        self._cache.drop({info.id for info in self._infos})
 
     # The files
 
@@ -409,31 +410,21 @@ class KeyIndex:
 
     # Looking up
 
-    def last(
-        self, key: bytes, start: int, stop: int, reader: TypedReader | None
-    ) -> FoundRecord | None:
-        """Return the last record of a key in ``[start, stop)``.
+    def find(
+        self,
+        key: bytes,
+        start: int,
+        stop: int,
+        reader: TypedReader | None,
+        limit: int | None = None,
+    ) -> list[FoundRecord]:
+        """Return the records of a key in ``[start, stop)``, the last one first.
 
         Raises:
             OffsetOutOfRangeError: Retention deleted a part of the range that would be searched.
             CorruptionError: A batch is damaged.
+            LogTruncatedError: The log was truncated each time that the look-up began again.
         """
-        found = self._search(key, start, stop, reader, 1)
-        return found[0] if found else None
-
-    def all(
-        self, key: bytes, start: int, stop: int, reader: TypedReader | None
-    ) -> list[FoundRecord]:
-        """Return all records of a key in ``[start, stop)``, in order.
-
-        Raises:
-            OffsetOutOfRangeError, CorruptionError: As `last`.
-        """
-        return self._search(key, start, stop, reader, None)[::-1]
-
-    def _search(
-        self, key: bytes, start: int, stop: int, reader: TypedReader | None, limit: int | None
-    ) -> list[FoundRecord]:
         log = self._log
         for attempt in range(_ATTEMPTS):
             # The tail first: a segment that is rolled meanwhile then counts as sealed.
@@ -514,7 +505,7 @@ class KeyIndex:
                 position = lookup.position_from_offset(log, info, stop)
             for number in keys.newest_first(key_hash, position):
                 decoded, row = self._batch(info, keys, number, reader)
-                if decoded.keys[row].as_py() != key:
+                if decoded.columns["key"][row].as_py() != key:
                     continue
                 record = FoundRecord(log.partition, decoded, row)
                 # Most batches are in the range as a whole.
@@ -575,7 +566,7 @@ class KeyIndex:
             if decoded.batch.is_compressed or not (info.sealed and file.fd is None):
                 decoded.memory += sum(column.nbytes for column in decoded.columns.values())
             elif reader is not None:
-                decoded.memory += decoded.keys.nbytes
+                decoded.memory += decoded.columns["key"].nbytes
             self._cache.add(place, decoded)
         return decoded, row
 

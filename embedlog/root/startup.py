@@ -18,7 +18,7 @@ from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError, raised_in_body
 from embedlog.files import Files, forget_waiters
 from embedlog.groups import LOCKS
-from embedlog.partition import journal, roll
+from embedlog.partition import journal, roll, unnamed_files
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile, key_index_path
 
 T = TypeVar("T")
@@ -540,7 +540,7 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
 
     if state.read(keyspace.UNCOMMITTED_FILES.any):
         for path in state.read(step):
-            files.unlink(path, missing_ok=True)
+            unnamed_files.unlink(files, path)
         state.write(keyspace.UNCOMMITTED_FILES.delete_all)
 
 
