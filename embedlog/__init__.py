@@ -9,7 +9,8 @@
 b'hello'
 >>> log.close()
 
-Importing embedlog loads nothing heavy; the first record that is written or read loads pyarrow.
+Importing embedlog loads nothing heavy, nor do records of bytes: pyarrow is loaded for columns,
+headers, compressed and large batches, and typed topics, when they are first used.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from embedlog import assignor, kv
 from embedlog.assignor import Assignor
@@ -77,8 +76,7 @@ class GroupContext(Protocol):
         """The clock of the log: returns milliseconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSnapshot:
+class GroupSnapshot(NamedTuple):
     """A group at one instant, as an observer sees it."""
 
     group: str

@@ -9,6 +9,7 @@ cost the same as with the library itself.
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -44,17 +45,26 @@ def _lazy(name: str) -> ModuleType:
     return module
 
 
+def _ignore(*_: object, **__: object) -> None:
+    pass
+
+
 class _Logger:
-    """A logger that is looked up when something is logged."""
+    """A logger that is looked up when something is logged.
+
+    As long as nothing has imported logging, no program has asked for what is less than a warning.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute in ("debug", "info", "isEnabledFor") and "logging" not in sys.modules:
+            return _ignore
         get = importlib.import_module("logging").getLogger
         return getattr(get(self._name), attribute)
 
 
 if not TYPE_CHECKING:
     np, pa, pc, logging = map(_lazy, ("numpy", "pyarrow", "pyarrow.compute", "logging"))
-    logging.getLogger = _Logger
+    vars(logging).update(getLogger=_Logger, DEBUG=10, INFO=20, WARNING=30)

@@ -15,7 +15,7 @@ from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.kafka import bootstrap, confluent
 from embedlog.kafka.confluent import (
     OFFSET_BEGINNING,

@@ -21,7 +21,7 @@ import embedlog
 from embedlog.api import group_worker
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)

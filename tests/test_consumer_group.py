@@ -26,7 +26,7 @@ from support.tiers import choose
 import embedlog
 from embedlog.config import TopicConfig
 from embedlog.consumer.consumer import Consumer
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     AssignorError,
     ClosedError,

@@ -16,7 +16,7 @@ from support.children import in_threads, run_python
 from support.patience import patient
 
 import embedlog
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     InvalidConfigError,
     InvalidGroupIdError,

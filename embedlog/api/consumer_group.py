@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from embedlog.api.reset_offsets import (
-    OffsetChange,
-    OffsetResetResult,
-    PartitionToReset,
-    To,
-    reset_target,
-)
 from embedlog.consumer.arguments import to_topic_partition
-from embedlog.consumer.group_client import open_group
-from embedlog.display import NONE, cut, html_table, moment, need, plural, public_names, text_table
+from embedlog.display import NONE, cut, moment, need, plural, public_names, text_table
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -35,6 +26,8 @@ from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     import pandas
+
+    from embedlog.api.reset_offsets import OffsetChange, OffsetResetResult, PartitionToReset, To
 
 T = TypeVar("T")
 
@@ -81,8 +74,7 @@ class PartitionDescription(NamedTuple):
     """The member that owns the partition."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class GroupDescription:
+class GroupDescription(NamedTuple):
     """A group at one moment; see `ConsumerGroup.describe`."""
 
     group: str
@@ -134,6 +126,8 @@ class GroupDescription:
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the partitions."""
+        from embedlog.display import html_table
+
         rows = ((*row[:-1], cut(str(row[-1] or NONE), _ID_WIDTH)) for row in self._rows())
         # With blanks, long names are broken into lines.
         return html_table(self.title, [name.replace("_", " ") for name in _HEADS], rows)
@@ -177,6 +171,8 @@ class ConsumerGroup:
 
     def _group(self) -> Group:
         """Return the group with the currently open databases: a forked child reopens them."""
+        from embedlog.consumer.open_group import open_group
+
         return open_group(self._root, self.name)
 
     # Describe
@@ -304,6 +300,8 @@ class ConsumerGroup:
             ValueError, TypeError: ``to`` or ``shift`` is not valid.
             ReadOnlyError: The log was opened with ``mode="r"``; a dry run works.
         """
+        from embedlog.api.reset_offsets import OffsetChange, OffsetResetResult, reset_target
+
         target, group = reset_target(to, shift, self._root.clock()), self._group()
         if not dry_run:
             self._root.context.check_writable()
@@ -419,6 +417,8 @@ class ConsumerGroup:
 
     def _repr_html_(self) -> str:
         """For notebooks: the title and the partitions."""
+        from embedlog.display import html_table
+
         try:
             return self.describe()._repr_html_()
         except (GroupIdNotFoundError, ClosedError, LogDeletedError):
@@ -428,6 +428,8 @@ class ConsumerGroup:
 def _partition_offsets(
     root: Root, partition: TopicPartition, committed: CommittedOffset | None
 ) -> PartitionToReset:
+    from embedlog.api.reset_offsets import PartitionToReset
+
     log = root.partition(*partition)
     log.refresh()
     tail = log.tail()
@@ -512,6 +514,8 @@ class Groups(Mapping[str, ConsumerGroup]):
 
     def _repr_html_(self) -> str:
         """For notebooks."""
+        from embedlog.display import html_table
+
         return html_table("Consumer groups", _GROUP_HEADS, self._rows())
 
 

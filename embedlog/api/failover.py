@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from embedlog.api.live_list import LiveList
 from embedlog.consumer.arguments import to_topic_partition
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.display import html_table, plural, public_names, text_table
 from embedlog.errors import (
     GroupIdNotFoundError,

@@ -26,7 +26,7 @@ from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.callbacks import check_callback
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.display import plural, public_names
 from embedlog.errors import (
     IllegalStateError,

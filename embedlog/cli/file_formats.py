@@ -36,6 +36,7 @@ _SUFFIXES = {
     **dict.fromkeys((".parquet", ".pq"), PARQUET),
 }
 
+_CHUNK_BYTES = 4 << 20
 NOT_TEXT = ("bytes", "pickle")
 """Serializers whose keys and values files have as they are stored."""
 
@@ -88,3 +89,30 @@ def file_size(file: IO[Any]) -> int:
     except (OSError, ValueError):
         return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def input_lines(source: Any) -> Iterator[list[bytes]]:
+    """Yield lines without their ends, as many as arrive at the same time.
+
+    Args:
+        source: A binary file with `read1`.
+    """
+    rest = b""
+    # read1 returns what is available, so that a line is sent as soon as it is typed.
+    while data := source.read1(_CHUNK_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def keyed(
+    lines: list[bytes], separator: bytes | None
+) -> tuple[list[bytes], list[bytes | None] | None]:
+    """Return values and keys of lines; one without the separator is a value only, as for kcat."""
+    if not separator:
+        return lines, None
+    pairs = [line.partition(separator) for line in lines]
+    values = [value if mark else key for key, mark, value in pairs]
+    return values, [key if mark else None for key, mark, _ in pairs]

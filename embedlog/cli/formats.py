@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from json.encoder import encode_basestring as _quoted
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embedlog.api.topic import TopicView
-from embedlog.api.typed_topic import TypedTopicView
 from embedlog.config import TopicConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.lazy import pa
 from embedlog.record import Record
-from embedlog.registry.avro_serializers import AvroToJson
-from embedlog.schemas.json_columns import json_objects, to_json
-from embedlog.schemas.topic_schema import TopicSchema
-from embedlog.schemas.values import arrow_array, checker_of, nullable
 from embedlog.serializers import Adapter, Bind, adapt, encode_json
+
+if TYPE_CHECKING:
+    from embedlog.api.topic import TopicView
+    from embedlog.api.typed_topic import TypedTopicView
+    from embedlog.schemas.topic_schema import TopicSchema
 
 Writer = Callable[[Sequence[Record]], bytes]
 """Returns the bytes to print for some records."""
@@ -80,6 +78,8 @@ def decoder(
     names = config.key_serializer, config.value_serializer
     if set(names) <= {"bytes", "pickle"}:
         return lambda records: records
+    from embedlog.registry.avro_serializers import AvroToJson
+
     avro = bind(AvroToJson(), "deserialize", "value", topic) if "avro" in names else None
     key, value = (_item_decoder(name, avro, as_json) for name in names)
     return lambda records: [
@@ -156,6 +156,8 @@ def _json(data: bytes | str | None) -> str:
 
 
 def _base64(data: bytes) -> str:
+    import base64
+
     return json.dumps({"base64": base64.b64encode(data).decode()})
 
 
@@ -190,6 +192,8 @@ class TypedRecords:
             InvalidConfigError: There is no such column.
             InvalidQueryError: The condition is wrong.
         """
+        from embedlog.api.typed_topic import TypedTopicView
+
         # The schema may change while a command follows a topic.
         assert isinstance(view, TypedTopicView)
         schema = view._schema()
@@ -207,6 +211,8 @@ class TypedRecords:
 
     def _all(self, view: TypedTopicView, schema: TopicSchema) -> Iterator[Record]:
         """Yield records with their headers, and tombstones."""
+        from embedlog.schemas.json_columns import json_objects, to_json
+
         records = iter(view)
         while chunk := list(islice(records, CHUNK_RECORDS)):
             rows = [record.value for record in chunk if record.value is not None]
@@ -225,6 +231,8 @@ class TypedRecords:
                 yield record._replace(key=self._text(key), value=self._text(value))
 
     def _records(self, batch: Any, schema: TopicSchema, names: list[str]) -> Iterator[Record]:
+        from embedlog.schemas.json_columns import json_objects, to_json
+
         own = [batch.column(name).to_pylist() for name in _OWN[:2]]
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
         keys = zip(*(to_json(batch.column(name)) for name in schema.key), strict=True)
@@ -249,6 +257,8 @@ class TypedRecords:
 
 
 def _table(rows: list[dict[str, Any]], schema: TopicSchema, names: Sequence[str]) -> pa.Table:
+    from embedlog.schemas.values import arrow_array, checker_of, nullable
+
     arrays = []
     for name in names:
         kind = schema.columns.field(name).type

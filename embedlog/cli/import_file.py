@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from embedlog.cli import argument_types as types
 from embedlog.cli.file_formats import (
@@ -16,6 +16,8 @@ from embedlog.cli.file_formats import (
     add_file_format,
     file_size,
     format_of,
+    input_lines,
+    keyed,
     opened,
 )
 from embedlog.cli.open_log import existing_topic, to_read, to_write
@@ -26,8 +28,10 @@ from embedlog.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from embedlog.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from embedlog.api import Log
     from embedlog.cli.import_target import ImportTarget
     from embedlog.cli.read_files import FileRows
+    from embedlog.producer import Producer
 
 IMPORT = f"""\
 {FILES}
@@ -212,14 +216,46 @@ def _produce_rows(args: argparse.Namespace, file: IO[bytes], file_format: str) -
     return OK
 
 
-def _produce_lines(args: argparse.Namespace, file: IO[bytes]) -> int:
-    """Append the lines of a file by chunks; one with an invalid line is not sent at all."""
+def _send_lines(
+    producer: Producer[bytes, bytes], args: argparse.Namespace, file: IO[bytes], separator: Any
+) -> Iterator[tuple[int, int]]:
+    """Send lines as they are; yield how many, and the bytes so far."""
+    done = 0
+    for lines in input_lines(file):
+        values, keys = keyed(lines, separator)
+        producer.send_batch(args.topic, values, keys, partition=args.partition).result()
+        done += sum(map(len, lines)) + len(lines)
+        yield len(lines), done
+
+
+def _send_tables(
+    log: Log,
+    producer: Producer[bytes, bytes],
+    args: argparse.Namespace,
+    file: IO[bytes],
+    separator: Any,
+) -> Iterator[tuple[int, int]]:
+    """As `_send_lines`, for JSON, and lines that serializers convert."""
     from embedlog.cli.import_target import by_partition
     from embedlog.cli.input_records import InputSerializers, json_records, text_records
     from embedlog.cli.read_files import lines_as_rows
+
+    serializers = InputSerializers(log, args.topic, of_file=False)
+    parse = partial(text_records, serializers=serializers, separator=separator)
+    if args.json:
+        parse = partial(json_records, serializers=serializers)
+    for rows in lines_as_rows(file, parse):
+        for partition, table in by_partition(rows.table, args.partition):
+            producer.append_table(args.topic, table, value="value", partition=partition).result()
+        yield rows.table.num_rows, rows.done
+
+
+def _produce_lines(args: argparse.Namespace, file: IO[bytes]) -> int:
+    """Append the lines of a file by chunks; one with an invalid line is not sent at all."""
     from embedlog.config import INT_MAX
 
     size, count = file_size(file), 0
+    key_separator = args.key_separator and args.key_separator.encode("utf-8", "surrogateescape")
     with (
         to_write(args, create=True, durability="fsync" if args.sync else "os") as log,
         existing_topic(log, args.topic),
@@ -231,21 +267,16 @@ def _produce_lines(args: argparse.Namespace, file: IO[bytes]) -> int:
                 topic=args.topic,
                 todo="Use --from FILE, or --from - for JSON lines of stdin.",
             )
-        serializers = InputSerializers(log, args.topic, of_file=False)
-        if args.json:
-            parse = partial(json_records, serializers=serializers)
-        else:
-            separator = args.key_separator and args.key_separator.encode("utf-8", "surrogateescape")
-            parse = partial(text_records, serializers=serializers, separator=separator)
         # The setting max.message.bytes of the topic is the only limit of a record's size.
         with log.producer(compression_type=args.compression, max_request_size=INT_MAX) as producer:
-            for rows in lines_as_rows(file, parse):
-                for partition, table in by_partition(rows.table, args.partition):
-                    producer.append_table(
-                        args.topic, table, value="value", partition=partition
-                    ).result()
-                count += rows.table.num_rows
-                bar(rows.done, size)
+            config = log.root.topic(args.topic).config
+            if args.json or (config.key_serializer, config.value_serializer) != ("bytes", "bytes"):
+                chunks = _send_tables(log, producer, args, file, key_separator)
+            else:
+                chunks = _send_lines(producer, args, file, key_separator)
+            for records, done in chunks:
+                count += records
+                bar(done, size)
     if args.json:
         say_json({"records": count})
     elif sys.stderr.isatty():

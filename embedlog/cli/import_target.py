@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from embedlog.api import Log
-from embedlog.api.typed_topic import no_bytes
 from embedlog.cli.file_formats import NOT_TEXT
 from embedlog.config import INT_MAX
 from embedlog.display import plural
@@ -68,6 +67,8 @@ class ImportTarget:
         is_new: bool = False,
         **options: Any,
     ) -> None:
+        from embedlog.api.typed_topic import no_bytes
+
         self._log, self.topic, self.is_new = log, topic, is_new
         self.schema = log.root.context.catalog.schema(log.root.topic(topic))
         """The columns of a typed topic; None if values are bytes."""

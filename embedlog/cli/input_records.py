@@ -13,7 +13,7 @@ from uuid import UUID
 
 from embedlog.api import Log
 from embedlog.batch.encode import binary_array, headers_array
-from embedlog.cli.file_formats import CSV, JSONL, NOT_TEXT
+from embedlog.cli.file_formats import CSV, JSONL, NOT_TEXT, keyed
 from embedlog.cli.read_files import FileRows, csv_rows, lines_as_rows, parquet_rows
 from embedlog.config import INT_MAX
 from embedlog.errors import InvalidRecordError
@@ -216,19 +216,14 @@ def text_records(
 ) -> Any:
     """Return lines as a table: values, or with a separator keys and values.
 
-    A line without the separator is a value without a key, as for kcat.
-
     Raises:
         InvalidRecordError: As `InputSerializers.columns`.
     """
-    values, columns = lines, {}
-    if separator:
-        pairs = [line.partition(separator) for line in lines]
-        keys = [key if mark else None for key, mark, _ in pairs]
-        columns["key"] = binary_array(keys, len(keys))
-        values = [value if mark else key for key, mark, value in pairs]
+    values, keys = keyed(lines, separator)
     # Unlike `pa.array`, this does not import pandas.
-    columns["value"] = binary_array(values, len(values))
+    columns = {"value": binary_array(values, len(values))}
+    if keys is not None:
+        columns["key"] = binary_array(keys, len(keys))
     return serializers.columns(pa.table(columns), before)
 
 

@@ -218,13 +218,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 _MUST_EXIST = "create no log where there is none, such as where a disk is not mounted"
 
 
+def _formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
+    """Format help as wide as the terminal; argparse would import shutil to find that, and always.
+
+    It makes one for each argument that is declared.
+    """
+    try:
+        columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size().columns
+    except (ValueError, OSError):
+        columns = 80
+    return argparse.RawDescriptionHelpFormatter(prog, width=columns - 2)
+
+
 def parser() -> CommandParser:
     """Return the parser of the whole command line."""
     top = CommandParser(
         prog="embedlog",
         description="Kafka's log in a directory: its topics, records and consumer groups.",
         epilog=EXITS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"embedlog {__version__}")
@@ -233,12 +245,12 @@ def parser() -> CommandParser:
     add_option(top, "--root -r", "DIR", about, default=root)
     add_flag(top, "--json", "print JSON; produce reads JSON too")
     add_flag(top, "--must-exist", _MUST_EXIST)
-    commands = top.verbs = top.add_subparsers(metavar="COMMAND", required=True)
+    commands = top.verbs = top.add_subparsers(metavar="COMMAND", required=True, prog=top.prog)
     for words, about in COMMANDS.items():
         first, _, verb = words.partition(" ")
         command = _add(commands.choices[first].verbs if verb else commands, verb or first, about)
         if any(other.startswith(f"{words} ") for other in COMMANDS):
-            command.verbs = command.add_subparsers(metavar="VERB", required=True)
+            command.verbs = command.add_subparsers(metavar="VERB", required=True, prog=command.prog)
         else:
             command.words = words
     return top
@@ -250,7 +262,7 @@ def _add(commands: _Parser, name: str, about: str) -> CommandParser:
         name,
         help=about,
         description=_sentence(about),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
     command.set_defaults(parser=command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -47,6 +46,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """
     if not sys.stdout.isatty():
         return text_table(heads, rows)
+    import shutil
+
     limit = shutil.get_terminal_size().columns
     texts = [[NONE if cell in (None, "") else str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]

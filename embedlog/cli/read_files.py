@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 
 from embedlog.batch.tables import combined
 from embedlog.batch.wire import headers_type
-from embedlog.cli.file_formats import CSV, PARQUET, file_size
+from embedlog.cli.file_formats import CSV, PARQUET, file_size, input_lines
 from embedlog.errors import InvalidRecordError, InvalidSchemaError
 from embedlog.lazy import pa
 from embedlog.schemas.infer import columns_of
@@ -23,7 +23,6 @@ MAX_ROWS = 1 << 17
 MAX_BYTES = 16 << 20
 """Records are read and written in tables of about these rows or bytes."""
 _BLOCK_BYTES = 4 << 20
-_CHUNK_BYTES = 4 << 20
 _BATCH_ROWS = 1 << 10
 """How many rows of Parquet are decoded together; a small file may hold large rows often."""
 _LONG_ROW = "straddling object"
@@ -47,22 +46,6 @@ class FileRows(NamedTuple):
     """How many rows, or lines, of the file precede these."""
     done: int
     """The bytes of the file up to the end of the rows, for the progress."""
-
-
-def input_lines(source: Any) -> Iterator[list[bytes]]:
-    """Yield lines without their ends, as many as arrive at the same time.
-
-    Args:
-        source: A binary file with `read1`.
-    """
-    rest = b""
-    # read1 returns what is available, so that a line is sent as soon as it is typed.
-    while data := source.read1(_CHUNK_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
 
 
 def lines_as_rows(file: IO[bytes], parse: Callable[[list[bytes], int], Any]) -> Iterator[FileRows]:

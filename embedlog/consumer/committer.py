@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from embedlog.callbacks import check_callback
 from embedlog.config import ConsumerConfig
@@ -15,6 +15,9 @@ from embedlog.display import plural
 from embedlog.errors import EmbedlogError
 from embedlog.lazy import logging
 from embedlog.record import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
 Callback = Callable[[Positions, BaseException | None], object]
@@ -90,6 +93,8 @@ class Committer:
         self, positions: Positions | None, callback: Callback | None
     ) -> Future[Positions]:
         """Commit; errors go to the future and to the callback, which runs later."""
+        from concurrent.futures import Future
+
         if callback is not None:
             check_callback(callback, "The callback of commit_async")
         chosen = dict(self._chosen(positions))

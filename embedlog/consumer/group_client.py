@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import NamedTuple, TypeVar
@@ -26,6 +25,7 @@ from embedlog.consumer.committer import Committer, Positions
 from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
+from embedlog.consumer.open_group import open_group
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
 from embedlog.consumer.static_assignment import MissingTopics
 from embedlog.display import plural
@@ -43,7 +43,6 @@ from embedlog.errors import (
 from embedlog.group import Group
 from embedlog.groups.offsets import check_group_id
 from embedlog.lazy import logging
-from embedlog.partition import tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
@@ -62,12 +61,6 @@ class ConsumerGroupMetadata(NamedTuple):
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
-
-
-def open_group(root: Root, group_id: str) -> Group:
-    """Return a group of an open log, with partition ends as the log's readers see them."""
-    durable = root.visibility == "durable"
-    return Group(root.context, group_id, partial(tail.ends, durable=durable))
 
 
 class GroupClient:

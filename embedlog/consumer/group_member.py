@@ -17,7 +17,7 @@ from embedlog.groups.membership import MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED
 from embedlog.groups.ownership import NO_OWNER, NO_START, OWNERS, PartitionOwner, is_owned
 from embedlog.keyspace import MEMBER_DEADLINES, PARTITION_KEY
-from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.record import OffsetAndMetadata, TopicPartition, random_id
 
 REBALANCE_NEEDED = -1
 """The `MemberAssignment.version` of a group whose target must be computed again."""
@@ -76,16 +76,14 @@ def join(
     Raises:
         InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
     """
-    import uuid
-
-    unique = uuid.uuid4()
+    unique = random_id()
     prefix = _NOT_IN_IDS.sub("-", instance_id or client_id)[:MAX_ID_PREFIX] or "consumer"
     info = MemberInfo(
         id=f"{prefix}-{unique}",
         instance_id=instance_id,
         client_id=client_id,
         pid=os.getpid(),
-        lock=f"{LOCKS}{unique.hex}",
+        lock=f"{LOCKS}{unique.replace('-', '')}",
         topics=tuple(sorted(topics)),
         assignors=tuple(assignors),
         session_ms=session_ms,

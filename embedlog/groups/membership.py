@@ -12,7 +12,6 @@ checks it computes a new target.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -50,28 +49,33 @@ class MemberInfo(NamedTuple):
         return self.topics, self.assignors, self.user_data
 
 
-@dataclass(slots=True)
 class Membership:
-    """One group, as of one transaction."""
+    """One group, as of one transaction.
 
-    version: int = 0
-    """Grows with every change, also of owners; see `touch`."""
-    generation: int = 0
-    """The number of the target; grows with every target while the group exists."""
-    target_is_current: bool = True
-    """Whether the target was made for the current members and topics."""
-    assignor: str | None = None
-    members: dict[str, MemberInfo] = field(default_factory=dict)
-    """By id, in the order they joined; the first is what Kafka calls the leader."""
-    target: dict[str, tuple[TopicPartition, ...]] = field(default_factory=dict)
-    topics: Topics = field(default_factory=dict)
-    """The topics as of the target."""
-    newest: int | None = None
-    """The highest topic id when the group, empty until then, got its first target."""
-    began: dict[str, int] = field(default_factory=dict)
-    """The number of partitions of each topic when the group first read it."""
-    emptied_ms: int = 0
-    """When the last member left."""
+    Args:
+        fields: Its attributes; by default those of a group that has never had a member.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.version = 0
+        """Grows with every change, also of owners; see `touch`."""
+        self.generation = 0
+        """The number of the target; grows with every target while the group exists."""
+        self.target_is_current = True
+        """Whether the target was made for the current members and topics."""
+        self.assignor: str | None = None
+        self.members: dict[str, MemberInfo] = {}
+        """By id, in the order they joined; the first is what Kafka calls the leader."""
+        self.target: dict[str, tuple[TopicPartition, ...]] = {}
+        self.topics: Topics = {}
+        """The topics as of the target."""
+        self.newest: int | None = None
+        """The highest topic id when the group, empty until then, got its first target."""
+        self.began: dict[str, int] = {}
+        """The number of partitions of each topic when the group first read it."""
+        self.emptied_ms = 0
+        """When the last member left."""
+        vars(self).update(fields)
 
     # Steps
 
@@ -221,7 +225,7 @@ class Membership:
 
     def to_fields(self) -> dict[str, Any]:
         """Return the document, for JSON."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        fields = dict(vars(self))
         fields["members"] = list(self.members.values())
         fields["target"] = {
             member: {

@@ -11,7 +11,7 @@ from embedlog.api import Log
 from embedlog.api.consumer_group import GroupDescription
 from embedlog.catalog import check_partition_count, check_topic_name, refuse_internal
 from embedlog.config import TopicConfig
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     EligibleLeadersNotAvailableError,
     EmbedlogError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedlog.catalog import INTERNAL, TopicInfo
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.group import group_ids
 from embedlog.mirrors.ends import Bounds, Fetch, MirrorPosition, SourceTopic

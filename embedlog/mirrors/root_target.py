@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from embedlog.catalog import SchemaChange, TopicInfo
 from embedlog.config import TopicConfig
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     LockTimeoutError,
     LogTruncatedError,

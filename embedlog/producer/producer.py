@@ -371,10 +371,10 @@ class Producer(Generic[K, V]):
             OutOfOrderSequenceError: From ``result``: the numbers have a gap, or the call repeats
                 only a part of another one.
         """
-        from embedlog.producer.typed_rows import split_rows
-
         queue = self._queue_for(topic, partition)
         if queue.settings.row_encoder is not None:
+            from embedlog.producer.typed_rows import split_rows
+
             rows = self._typed_rows(queue, values, keys, headers, timestamps)
             return self._write_typed(
                 queue, split_rows(rows, queue.settings.info), partition, sequence

@@ -7,6 +7,7 @@ process can attach; the others join.  A forked child attaches again at its first
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -49,6 +50,7 @@ from embedlog.listeners import Listeners
 from embedlog.partition import flush, tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability, LogLock, OpenFiles, limit_for
+from embedlog.record import random_id
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 
@@ -65,6 +67,8 @@ _NEW_SECONDS = 10.0
 _FEW_PARTITIONS = 4
 """For so many, tails in memory are faster than a transaction."""
 _logger = logging.getLogger("embedlog.root")
+_PLAIN_FORMAT = re.compile(r'# .*\nformat = (\d+)\nid = "([0-9a-f-]{36})"\n')
+"""What `_write_format` writes; any other file is TOML."""
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
@@ -157,11 +161,8 @@ class Root:
     @property
     def id(self) -> str:
         """The id of the log, which it keeps wherever the directory is moved."""
-        import tomllib
-
         if not self._id:
-            text = self.context.files.read_file(FORMAT_FILE).decode()
-            self._id = str(tomllib.loads(text)["id"])
+            self._id = str(_format_fields(self.context.files)["id"])
         return self._id
 
     @property
@@ -610,8 +611,6 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
     Raises:
         HasReplicasError: It is, and it may not be.
     """
-    import tomllib
-
     if not files.exists(FORMAT_FILE):
         if must_exist:
             raise _no_log(files.root)
@@ -619,7 +618,7 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
         if files.writable:
             _write_format(files)
     try:
-        fields = tomllib.loads(files.read_file(FORMAT_FILE).decode())
+        fields = _format_fields(files)
         format_version = fields["format"]
     except (ValueError, KeyError) as error:
         raise NotALogError(
@@ -644,14 +643,22 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
         raise HasReplicasError("The log has several directories", path=files.root)
 
 
+def _format_fields(files: Files) -> dict[str, Any]:
+    """Read the format file."""
+    text = files.read_file(FORMAT_FILE).decode()
+    if plain := _PLAIN_FORMAT.fullmatch(text):
+        return {"format": int(plain[1]), "id": plain[2]}
+    import tomllib  # for what a user has changed, or a log of several directories
+
+    return tomllib.loads(text)
+
+
 def _write_format(files: Files) -> None:
     """Write the format file, unless another process is faster: what that adds to it must stay."""
-    import uuid
-
     text = (
         f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
         f"format = {FORMAT_VERSION}\n"
-        f'id = "{uuid.uuid4()}"\n'
+        f'id = "{random_id()}"\n'
     )
     with files.opened(_NEW_FILE, write=True, create=True) as lock:
         files.lock(lock, _NEW_SECONDS)

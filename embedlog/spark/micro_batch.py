@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import CommitFailedError, EmbedlogError, UnknownTopicOrPartitionError
 from embedlog.forks import cached_property
 from embedlog.groups.offsets import check_group_id

@@ -19,7 +19,7 @@ from support.roots import abandon, fill, healthy, open_root
 
 from embedlog.config import TopicConfig
 from embedlog.consumer.consumer import Consumer
-from embedlog.consumer.group_client import open_group
+from embedlog.consumer.open_group import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
