@@ -39,15 +39,15 @@ from embedlog.producer.future import LOGGER, Delivery, ProducerBatch, run_callba
 from embedlog.producer.partition_writer import LONG_WAIT, PartitionWriter, TopicCounts, final_error
 from embedlog.producer.row_batches import CHUNK_BYTES, AnyRows, Batches, RowPartitioner, key_list
 from embedlog.producer.topic_settings import TopicSettings
-from embedlog.producer.typed_rows import of_rows
 from embedlog.producer.unretrieved import FailedRecords, UnretrievedErrors
 from embedlog.producer.validation import MAX_RECORD_BYTES, check_size
 from embedlog.record import Appended
 from embedlog.registry import binder
 from embedlog.root.root import Root
-from embedlog.schemas.rows import TypedRow
 from embedlog.serializers import adapt_own
 
+PLAIN = (bytes, type(None))
+"""What values are in a topic of bytes; in a typed topic they are rows."""
 REQUEST_BYTES = 81
 """The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
 RESERVATION_BYTES = 64 << 10
@@ -400,8 +400,7 @@ class TopicQueue:
         """
         batcher, drain_bytes = self.batcher, self.settings.drain_bytes
         if size > batcher.always_allowed_bytes:
-            is_typed = type(value) is TypedRow
-            kafka_bytes = size if is_typed else request_size(value, key, headers)
+            kafka_bytes = request_size(value, key, headers) if type(value) in PLAIN else size
             check_size(self.topic, size, kafka_bytes, batcher.config.max_request_size)
         began, drained = None, batcher.synced
         while not self.closed:
@@ -564,7 +563,7 @@ class TopicQueue:
     def _encode(self, delivery: Delivery) -> tuple[Any, list[tuple[int, EncodedBatch]]]:
         """Return the order of the rows of a delivery in batches (None: as is), and the batches."""
         values, settings = delivery.values, self.settings
-        typed = settings.row_encoder is not None or type(values[0]) is TypedRow
+        typed = settings.row_encoder is not None or type(values[0]) not in PLAIN
         if len(values) == 1 and not typed:
             key, headers = delivery.keys[0], delivery.headers.get(0)
             if key is None and settings.compacts:
@@ -576,6 +575,8 @@ class TopicQueue:
             ]
         rows: AnyRows = delivery.rows()
         if typed:
+            from embedlog.producer.typed_rows import of_rows
+
             rows = of_rows(delivery.rows(), settings.info)
         self.check_keys([rows])
         order, batches = self.row_partitioner.split(rows, delivery.partitions, delivery.reserved)
@@ -623,7 +624,7 @@ class TopicQueue:
 
     def needs_key(self, value: Any) -> bool:
         """Return whether the topic refuses a record without a key."""
-        if type(value) is TypedRow and value.values is None:
+        if type(value) not in PLAIN and value.values is None:
             return True
         # Refreshed because the topic may have been altered, and a refusal writes nothing.
         return self.settings.compacts and self.settings.refresh().config.compacts

@@ -29,15 +29,6 @@ from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.batcher import Batcher, TopicQueue, no_key
 from embedlog.producer.future import LOGGER, BatchFuture, Delivery, RecordFuture
 from embedlog.producer.row_batches import CHUNK_BYTES, ROW_BYTES, AnyRows, ColumnRows, Rows
-from embedlog.producer.table_rows import (
-    ArrowArray,
-    ArrowStream,
-    arrow_table,
-    check_columns,
-    serialize_table,
-    table_rows,
-)
-from embedlog.producer.typed_rows import of_table, split_rows
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
@@ -53,6 +44,7 @@ from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
+    from embedlog.producer.table_rows import ArrowArray, ArrowStream
 
 _NO_TRANSACTIONS = "a producer has no transactions"
 _HINTS = {
@@ -321,6 +313,8 @@ class Producer(Generic[K, V]):
                     f"There are {len(values)} values, but {len(each)} {name}", topic=topic
                 )
         if queue.settings.row_encoder is not None:
+            from embedlog.producer.typed_rows import split_rows
+
             typed = self._typed_rows(queue, values, keys, headers, timestamps)
             return self._write(
                 queue, list(split_rows(typed, queue.settings.info)), partition, sequence
@@ -367,8 +361,10 @@ class Producer(Generic[K, V]):
             SerializationError: There is no such column, or it has another type.
             InvalidRecordError: As `send_batch`.
         """
+        from embedlog.producer import table_rows, typed_rows
+
         queue = self._queue_for(topic, partition)
-        table, settings = arrow_table(table, topic), queue.settings
+        table, settings = table_rows.arrow_table(table, topic), queue.settings
         encoder, now_ms = settings.row_encoder, self._clock()
         if encoder is not None:
             if any(name is not None for name in (key, value, timestamp)):
@@ -377,12 +373,12 @@ class Producer(Generic[K, V]):
                     topic=topic,
                     todo="Leave out key, value and timestamp.",
                 )
-            parts = list(of_table(table, topic, encoder.schema, now_ms))
+            parts = list(typed_rows.of_table(table, topic, encoder.schema, now_ms))
         else:
-            check_columns(table, key, value, timestamp)
+            table_rows.check_columns(table, key, value, timestamp)
             if settings.serializes:
-                table = serialize_table(table, topic, settings, key, value, timestamp)
-            rows, time = table_rows(table, key, value, timestamp, now_ms)
+                table = table_rows.serialize_table(table, topic, settings, key, value, timestamp)
+            rows, time = table_rows.table_rows(table, key, value, timestamp, now_ms)
             parts = [ColumnRows(part, part.column(1), None, time) for part in rows.to_batches()]
         return self._write(queue, parts, partition, sequence)
 

@@ -12,12 +12,11 @@ from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.producer.row_batches import CHUNK_BYTES, DECODED_BYTES, Encoding
-from embedlog.schemas.rows import RowEncoder
-from embedlog.schemas.statistics import text_columns_of
 from embedlog.serializers import adapt_for_topic
 
 if TYPE_CHECKING:
     from embedlog.producer.batcher import Batcher
+    from embedlog.schemas.rows import RowEncoder
 
 COLUMN_BYTES = 1 << 20
 """How large batches of columns are without a ``batch_size``: more rows share a batch's cost."""
@@ -72,8 +71,15 @@ class TopicSettings:
             )
         batcher, config = self._batcher, info.config
         schema = batcher.root.context.catalog.schema(info)
-        self.row_encoder = None if schema is None else RowEncoder(info.name, schema)
+        self.row_encoder: RowEncoder | None = None
         """What checks the records for a typed topic; None if values are bytes."""
+        statistics: frozenset[str] | None = None
+        if schema is not None:
+            from embedlog.schemas.rows import RowEncoder
+            from embedlog.schemas.statistics import text_columns_of
+
+            self.row_encoder = RowEncoder(info.name, schema)
+            statistics = text_columns_of(config)
         self._adapt(info.name, config)
         producer, self.info = batcher.config, info
         self.compacts = config.compacts
@@ -95,7 +101,7 @@ class TopicSettings:
             max(min(asked or COLUMN_BYTES, accepted), 1),
             max(min(decoded, accepted), 1),
             decoded,
-            text_columns_of(config),
+            statistics,
         )
         self.drain_bytes = min(self.encoding.list_bytes * info.partitions, CHUNK_BYTES)
         """How much is collected before `send` drains it."""
