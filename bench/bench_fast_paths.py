@@ -58,7 +58,6 @@ class Pair(NamedTuple):
 
 FAST = {
     "append": "embedlog.partition.append:append_fast",
-    "send": "embedlog.producer.topic_queue:TopicQueue._send_one_fast",
 }
 """The functions of the fast paths, by module and name."""
 
@@ -105,32 +104,6 @@ def append(log: embedlog.Log) -> tuple[Any, Work]:
         return part.append(batches)
 
     return Off("append", None, fast), fast
-
-
-def send_and_wait(log: embedlog.Log) -> tuple[Any, Work]:
-    """Send one record and wait for it."""
-    log.create_topic("wait")
-    producer = log.producer()
-    producer.send("wait", VALUE, KEY).result()
-
-    def fast() -> object:
-        return producer.send("wait", VALUE, KEY).result()
-
-    return Off("send", False, fast), fast
-
-
-def send(log: embedlog.Log) -> tuple[Any, Work]:
-    """Send records without waiting; a record with a timestamp takes the general path."""
-    log.create_topic("send")
-    producer = log.producer(linger_ms=60_000, batch_size=1 << 30, buffer_memory=1 << 30)
-
-    def fast() -> object:
-        return producer.send("send", VALUE, KEY)
-
-    def general() -> object:
-        return producer.send("send", VALUE, KEY, timestamp_ms=NOW)
-
-    return general, fast
 
 
 def encode_one(log: embedlog.Log) -> tuple[Any, Work]:
@@ -181,8 +154,6 @@ def crc(log: embedlog.Log) -> tuple[Any, Work]:
 
 PAIRS = (
     Pair("partition/append", "partition/append_fast", "append one encoded record", append),
-    Pair("producer/topic_queue", "producer/topic_queue", "`send(...).result()`", send_and_wait),
-    Pair("producer", "producer", "`send(...)`, not waiting", send),
     Pair("batch/encode", "batch/encode_one", "encode one record", encode_one),
     Pair("batch/encode", "batch/encode", "encode lists of 1,000 records", encode_lists),
     Pair("batch/decode", "batch/decode_run", "read 1,000 batches of one record", decode_run, 2),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import random_columns
 from support.hostile_batches import with_right_checksums, with_shifted_buffer
@@ -17,6 +17,7 @@ from support.hostile_batches import with_right_checksums, with_shifted_buffer
 from embedlog import batch
 from embedlog.batch import messages, wire
 from embedlog.batch.encode import lengths_of
+from embedlog.batch.encode_headers import encode_headers
 from embedlog.checksum import crc32c
 from embedlog.errors import (
     CorruptBatchError,
@@ -239,6 +240,21 @@ def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
     for name in batch.EncodedBatch.__slots__:
         assert getattr(encoded, name) == getattr(other, name), name
     assert written(encoded) == written(batch.encode_lists([value], [key], [time]))
+
+
+NAMED = st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=9)), max_size=3)
+
+
+@given(st.lists(st.tuples(RECORD, st.none() | NAMED), min_size=1, max_size=12))
+def test_records_with_headers_encode_to_the_bytes_of_arrow(rows):
+    """`encode_headers` writes the bytes of `encode`."""
+    records, headers = zip(*rows, strict=True)
+    assume(any(headers))
+    times, keys, values = map(list, zip(*records, strict=True))
+
+    encoded = encode_headers(values, keys, times, headers)
+
+    assert written(encoded) == written(batch.encode(batch.from_lists(values, keys, times, headers)))
 
 
 def test_a_slice_of_a_record_batch_is_encoded_alone():

@@ -34,7 +34,7 @@ from embedlog.errors import (
 )
 from embedlog.files.files import LINK_CHECK_SECONDS
 from embedlog.partitioner import partition_for_key
-from embedlog.producer import Producer, partition_writer, topic_queue
+from embedlog.producer import Producer, batcher, partition_writer
 
 LOGGER = "embedlog.producer"
 EXPIRING = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
@@ -494,6 +494,9 @@ def test_a_record_that_could_not_be_encoded_in_time_fails_with_the_cause(root):
 
     with Producer(root, **EXPIRING) as producer:
         future = producer.send("one", b"lost")
+        root.create_topic(
+            "other", 1, TopicConfig()
+        )  # so that the next drain looks at the catalogue
         ensure_topic, root.ensure_topic = root.ensure_topic, held
         error = exception_of(future)
         root.ensure_topic = ensure_topic
@@ -528,13 +531,14 @@ def test_retries_that_take_long_are_logged_once(root, warnings, monkeypatch):
 
 def test_records_that_cannot_be_encoded_for_long_are_logged_once(root, warnings, monkeypatch):
     """Such as while the catalogue is locked: they are in no batch that an append could retry."""
-    monkeypatch.setattr(topic_queue, "LONG_WAIT", 0.05)
+    monkeypatch.setattr(batcher, "LONG_WAIT", 0.05)
 
     def held(topic):
         raise LockTimeoutError("The catalogue is held", path="locks/state")
 
     with Producer(root, retry_backoff_ms=5) as producer:
         future = producer.send("one", b"v")
+        root.create_topic("other", 1, TopicConfig())
         ensure_topic, root.ensure_topic = root.ensure_topic, held
         deadline = time.monotonic() + patient(5)
         while not warnings() and time.monotonic() < deadline:
@@ -617,7 +621,7 @@ def test_a_handler_may_wait_for_what_it_sends_while_appends_are_retried(root, mo
 @pytest.mark.tier("test")
 def test_a_send_that_waits_for_memory_is_logged_once(root, warnings, monkeypatch):
     """G8: one warning a minute for all threads that wait."""
-    monkeypatch.setattr(topic_queue, "LONG_WAIT", 0.05)
+    monkeypatch.setattr(batcher, "LONG_WAIT", 0.05)
     config = {"buffer_memory": 4000, "max_block_ms": 200, "request_timeout_ms": 20}
     with Producer(root, **config) as producer:
         log = root.partition("one", 0)

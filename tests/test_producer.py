@@ -5,6 +5,7 @@ import gc
 import linecache
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -47,8 +48,8 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.partition import PartitionLog
 from embedlog.partitioner import partition_for_key
-from embedlog.producer import Producer, partition_rows, row_batches, sender
-from embedlog.producer.topic_queue import WRITE_BYTES, TopicQueue
+from embedlog.producer import Producer, batcher, row_batches
+from embedlog.producer.batcher import WRITE_BYTES, Batcher
 from embedlog.producer.topic_settings import COLUMN_BYTES, HEAD_BYTES
 from embedlog.record import RecordMetadata
 from embedlog.root.root import Root
@@ -312,39 +313,42 @@ COMPARED_TOPICS = {
 }
 
 
-class FastAndGeneral:
-    """Two producers of one root: one writes single records on the fast path, one never does."""
+class OneAndMany:
+    """Two producers of one root: one sends single records, one calls `send_batch` for each."""
 
     def __init__(self, root, **config):
         self.root = root
         # Neither producer may act on the time.
         config |= {"linger_ms": 3_600_000, "partitioner_sticky_ms": 3_600_000}
-        self.producers = {way: Producer(root, **config) for way in ("fast", "general")}
+        self.producers = {way: Producer(root, **config) for way in ("one", "many")}
         for prefix, producer in self.producers.items():
             for name, (partitions, config) in COMPARED_TOPICS.items():
                 make(root, f"{prefix}-{name}", partitions, **config)
                 queue = producer._open(f"{prefix}-{name}")
                 queue.row_partitioner._sticky._rng = random.Random(7)
-                if prefix == "general":
-                    queue._send_one_fast = lambda lock_timeout: False
 
-    def send(self, prefix, topic, *record):
-        """Send a record; return its metadata or error, and the metrics."""
-        producer = self.producers[prefix]
-        future = producer.send(f"{prefix}-{topic}", *record)
-        with suppress(EmbedlogError):
-            future.result()
-        outcome = future.exception or future.value[1:]
-        timeless = {name: n for name, n in totals(producer).items() if "time" not in name}
-        counts = {name: n for name, n in timeless.items() if "latency" not in name}
-        return str(outcome).replace(prefix, "topic"), type(outcome), counts
+    def send(self, way, topic, value, key, headers, partition, timestamp):
+        """Send a record; return where it is or its error, and the metrics."""
+        producer, name = self.producers[way], f"{way}-{topic}"
+        try:
+            if way == "one":
+                place = producer.send(name, value, key, headers, partition, timestamp).result()[1:3]
+            else:
+                keys, all_headers = key if key is None else [key], headers and [headers]
+                future = producer.send_batch(name, [value], keys, all_headers, timestamp, partition)
+                ((_, *place, _, _, _),) = future.result()
+            outcome = tuple(place)
+        except EmbedlogError as error:
+            outcome = type(error), str(error).replace(way, "topic")
+        counts = totals(producer)
+        return outcome, {name: counts[name] for name in ("record-send-total", "byte-total")}
 
-    def batches(self, prefix, topic):
+    def batches(self, way, topic):
         """Return all fields of the batches of a topic, except the producer's."""
         return [
             (partition, batch.size, batch.base_offset, batch.base_sequence, batch.lists())
             for partition in range(COMPARED_TOPICS[topic][0])
-            for batch in batches_of(self.root.partition(f"{prefix}-{topic}", partition))
+            for batch in batches_of(self.root.partition(f"{way}-{topic}", partition))
         ]
 
 
@@ -355,10 +359,10 @@ def batches_of(log):
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path, idempotent):
-    """`TopicQueue._send_one_fast` writes, returns and refuses the same as `drain_locked` alone."""
+def test_a_record_that_is_sent_alone_equals_a_batch_of_one(tmp_path, idempotent):
+    """`send` and `send_batch` write, return and refuse the same."""
     root = open_root(tmp_path / "log")
-    producers, outcomes = FastAndGeneral(root, enable_idempotence=idempotent), []
+    producers, outcomes = OneAndMany(root, enable_idempotence=idempotent), []
     keys = st.none() | st.sampled_from([b"", b"k", b"key-000001"])
     values = st.none() | st.binary(max_size=20) | st.sampled_from([250, 330, 500]).map(bytes)
     headers = st.sampled_from([None, None, None, [("h", b"1")]])
@@ -369,14 +373,14 @@ def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path, idempotent):
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
     @given(st.sampled_from(list(COMPARED_TOPICS)), records)
     def check(topic, record):
-        fast, general = (producers.send(way, topic, *record) for way in producers.producers)
-        assert fast == general
-        outcomes.append(fast[1])
+        one, many = (producers.send(way, topic, *record) for way in producers.producers)
+        assert one == many
+        outcomes.append(one[0][0])
 
     check()
     for topic in COMPARED_TOPICS:
-        assert producers.batches("fast", topic) == producers.batches("general", topic)
-    assert {RecordTooLargeError, InvalidRecordError, tuple} <= set(outcomes)
+        assert producers.batches("one", topic) == producers.batches("many", topic)
+    assert {RecordTooLargeError, InvalidRecordError, 0} <= set(outcomes)
     for producer in producers.producers.values():
         producer.close()
     assert healthy(root)
@@ -594,41 +598,77 @@ def test_records_that_cannot_be_encoded_now_hold_up_later_ones(root, monkeypatch
     """G12: records that cannot be encoded for the moment are not overtaken by later ones."""
     with Producer(root, linger_ms=10_000, retry_backoff_ms=1) as producer:
         first = producer.send("one", b"1")
-        with producer._lock:
-            producer._queues["one"].start_open_batch()
-        second = producer.send("one", b"2")
-        ensure_topic = root.ensure_topic
+        make(root, "other")  # so that the next drain looks at the catalogue
+        ensure_topic, failed = root.ensure_topic, []
 
         def fails_once(topic):
             root.ensure_topic = ensure_topic
+            failed.append(topic)
             raise LockTimeoutError("held")
 
         root.ensure_topic = fails_once
+        with producer._lock:
+            producer._queues["one"].close_open()
+        second = producer.send("one", b"2")
         producer.flush()
-        assert (first.value.offset, second.value.offset) == (0, 1)
+        assert failed and (first.value.offset, second.value.offset) == (0, 1)
     assert values(root.partition("one", 0)) == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
-    """Whether its batches are with the writers already or not, the next drain writes them."""
-    hand_to_writers = TopicQueue._hand_to_writers
+UNINTERRUPTED = r"with |try:|if drains:|self\._callback_thread = None|.*\.release\(\)"
 
-    def interrupted(*args):
-        monkeypatch.undo()
-        if when == "after":
-            hand_to_writers(*args)
-        raise KeyboardInterrupt
 
-    with Producer(root, linger_ms=10_000) as producer:
-        futures = [producer.send("one", b"%d" % n) for n in range(3)]
-        monkeypatch.setattr(TopicQueue, "_hand_to_writers", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            producer.flush()
-        producer.flush(10)
-        assert [future.value.offset for future in futures] == [0, 1, 2]
-        assert buffered_bytes(producer) == 0
-    assert values(root.partition("one", 0)) == [b"0", b"1", b"2"]
+def interrupted_at(line, function):
+    """Call a function with a KeyboardInterrupt at a line of the producer; whether there was one."""
+    lines = 0
+
+    def trace(frame, event, argument):
+        inside = frame.f_globals["__name__"].startswith("embedlog.producer")
+        return trace_line if inside else None
+
+    def trace_line(frame, event, argument):
+        nonlocal lines
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        # Python checks for signals after calls: not as it leaves a `with`, or enters a `finally`.
+        if event == "line" and not re.match(UNINTERRUPTED, text):
+            lines += 1
+            if lines == line:
+                raise KeyboardInterrupt
+        return trace_line
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return lines >= line
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("topic", ["one", "four"])
+def test_a_drain_that_is_interrupted_loses_nothing(root, topic, count):
+    """Ctrl-C may come between any two lines: the next drain writes what this one has not."""
+    with Producer(root, **LINGERING) as producer:
+        producer.send_batch(topic, [b"v"] * 20, [b"%d" % n for n in range(20)])
+        line = 1
+        while True:
+            futures = [producer.send(topic, b"%d" % line, b"%d" % n) for n in range(count)]
+            was_interrupted = interrupted_at(line, producer.flush)
+            producer.flush(patient(10))
+            for n, future in enumerate(futures):
+                place = future.result(0)
+                (row, *_) = rows(root.partition(topic, place.partition), place.offset)
+                assert row[:4] == (place.offset, place.timestamp, b"%d" % n, b"%d" % line)
+            if not was_interrupted:
+                break
+            line += 1
+        assert line > 30 and totals(producer)["batch-duplicate-total"] < line / 5
+    written = [
+        value for part in values_by_partition(root, topic) for value in part if value != b"v"
+    ]
+    assert sorted(map(int, written)) == sorted(count * [*range(1, line + 1)])
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -809,15 +849,14 @@ def test_a_send_that_is_interrupted_shifts_no_column(root, producer, general):
     """Ctrl-C may come between any two lines: the next record still has its own key."""
     stop = lines = 0
     options = {"headers": [("h", b"1")], "partition": 3} if general else {}
-    function = "add_row" if general else "send"
 
     def trace(frame, event, argument):
-        return trace_line if frame.f_code.co_name == function else None
+        return trace_line if frame.f_code.co_name == "send" else None
 
     def trace_line(frame, event, argument):
         nonlocal lines
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and ("append(" in text or "[row] = " in text or "return row" in text):
+        if event == "line" and ("append(" in text or "[row] = " in text or "future = " in text):
             lines += 1
             if lines == stop:
                 raise KeyboardInterrupt
@@ -891,7 +930,7 @@ def test_a_batch_that_is_sent_again_is_answered_with_its_first_offsets(tmp_path)
     root = open_root(tmp_path / "log")
     fenced = Producer(root, producer_name="loader")
     new = Producer(root, producer_name="loader")
-    fenced._context.identity()
+    fenced._batcher.identity()
     (repeated,) = new.send_batch("one", batch, sequence=1000).result()
 
     assert (written.base_offset, written.count, written.duplicate) == (0, 10, False)
@@ -954,7 +993,7 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
 # Batches and tables
 
 
-@pytest.mark.parametrize("count", [5000, partition_rows.MAX_LIST_ROWS + 1])
+@pytest.mark.parametrize("count", [5000, row_batches.MAX_LIST_ROWS + 1])
 @pytest.mark.parametrize("equal_lengths", [True, False])
 def test_a_batch_is_split_by_key_and_by_size(root, count, equal_lengths):
     """G1: each partition has the records of its keys, in the order of the call."""
@@ -975,9 +1014,9 @@ def test_a_batch_is_split_by_key_and_by_size(root, count, equal_lengths):
 @pytest.mark.parametrize(
     ("count", "config", "limit"),
     [
-        (partition_rows.MAX_LIST_ROWS, {}, 256 << 10),
-        (partition_rows.MAX_LIST_ROWS + 1, {}, COLUMN_BYTES),
-        (partition_rows.MAX_LIST_ROWS + 1, {"batch_size": 64 << 10}, 64 << 10),
+        (row_batches.MAX_LIST_ROWS, {}, 256 << 10),
+        (row_batches.MAX_LIST_ROWS + 1, {}, COLUMN_BYTES),
+        (row_batches.MAX_LIST_ROWS + 1, {"batch_size": 64 << 10}, 64 << 10),
     ],
 )
 def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, limit):
@@ -1226,20 +1265,20 @@ def test_a_producer_without_unsent_records_goes_quietly(root):
     )
 
 
-def test_a_thread_that_is_stopped_as_it_falls_asleep_ends(monkeypatch):
+def test_a_thread_that_is_stopped_as_it_falls_asleep_ends(root, monkeypatch):
     """The event that would wake it was set just before the thread cleared it."""
-    monkeypatch.setattr(sender, "QUIET_ROUNDS", 1)
-    stopped = sender.Sender(threading.Lock(), {})
+    monkeypatch.setattr(batcher, "QUIET_ROUNDS", 1)
+    stopped = Batcher(None, root, {})
     clear = stopped._event.clear
 
     def stop_first():
-        stopped.stop(0)
+        stopped.stop_thread(0)
         clear()
 
     monkeypatch.setattr(stopped._event, "clear", stop_first)
-    # `start` would also set the event after the thread has begun.
+    # `start_thread` would also set the event after the thread has begun.
     arguments = weakref.ref(stopped), stopped._event
-    thread = threading.Thread(target=sender._run, args=arguments, daemon=True)
+    thread = threading.Thread(target=batcher._run, args=arguments, daemon=True)
     thread.start()
     thread.join(patient(10))
     assert not thread.is_alive()
@@ -1258,10 +1297,10 @@ def test_a_forked_child_begins_without_records_or_identity(root):
     """P18: the parent writes what was sent before; the child has an identity of its own."""
     with Producer(root, **LINGERING) as producer:
         future = producer.send("one", b"parent")
-        identity = producer._context.identity()
+        identity = producer._batcher.identity()
 
         def check_child():
-            assert producer._context.identity() != identity and future.failed()
+            assert producer._batcher.identity() != identity and future.failed()
             assert producer.send("one", b"child").result(patient(5)).offset == 0
 
         forks.call(check_child)

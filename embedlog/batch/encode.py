@@ -359,9 +359,10 @@ def all_null(count: int) -> BinaryColumn:
     return BinaryColumn(bytes((bitmap + 7 & ~7) + (4 * count + 11 & ~7)), count, bitmap, 0)
 
 
-def _binary(
+def binary_column(
     values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None
 ) -> BinaryColumn:
+    """Return keys or values, of which ``lengths`` are the lengths if they are known."""
     if values is None or not count:
         return all_null(count)
     assert len(values) == count
@@ -413,7 +414,7 @@ def not_bytes(items: Sequence[Any]) -> SerializationError:
     )
 
 
-def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int]:
+def time_column(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int]:
     """Return the timestamp column, the smallest and the largest timestamp."""
     assert count, "a batch has at least one record"
     try:
@@ -460,9 +461,9 @@ def encode_lists(
     if headers is not None or compression != "none":
         return encode(from_lists(values, keys, timestamps, headers, lengths), compression)
     count = len(values)
-    time, low, high = _times(timestamps, count)
-    key, key_nulls, key_validity, key_bytes = _binary(keys, count, lengths[1])
-    value, value_nulls, value_validity, value_bytes = _binary(values, count, lengths[0])
+    time, low, high = time_column(timestamps, count)
+    key, key_nulls, key_validity, key_bytes = binary_column(keys, count, lengths[1])
+    value, value_nulls, value_validity, value_bytes = binary_column(values, count, lengths[0])
     head, crc, end1, end2, end3 = head_of(
         count, key_nulls, key_validity, key_bytes, value_nulls, value_validity, value_bytes
     )
@@ -526,7 +527,7 @@ def from_lists(
         SerializationError: A key or value is not bytes, or a timestamp is not an int64.
     """
     count = len(values)
-    time = pa.py_buffer(_times(timestamps, count)[0])
+    time = pa.py_buffer(time_column(timestamps, count)[0])
     arrays = [
         pa.Array.from_buffers(timestamp_type(), count, [None, time], 0),
         binary_array(keys, count, lengths[1]),
@@ -544,7 +545,7 @@ def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Len
     Raises:
         SerializationError, RecordTooLargeError: As `encode_lists`.
     """
-    column, nulls, validity_bytes, data_bytes = _binary(values, count, lengths)
+    column, nulls, validity_bytes, data_bytes = binary_column(values, count, lengths)
     whole = pa.py_buffer(column)
     first, step = validity_bytes + 7 & ~7, 4 * count + 11 & ~7
     validity = whole.slice(0, validity_bytes) if nulls else None

@@ -11,12 +11,8 @@ from embedlog.convert.stored_rows import StoredRows, times
 from embedlog.errors import RecordTooLargeError
 from embedlog.lazy import pa, pc
 from embedlog.partitioner import partitions_for_keys
-from embedlog.producer.typed_rows import (
-    TypedColumns,
-    batches_by_partition,
-    of_table,
-    with_tombstones,
-)
+from embedlog.producer.row_batches import ColumnRows, batches_by_partition
+from embedlog.producer.typed_rows import of_table, with_tombstones
 from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.topic_schema import TopicSchema
 
@@ -80,7 +76,7 @@ class BatchMaker(NamedTuple):
 
 def typed_columns(
     rows: StoredRows, values: Any, deleted_keys: list[Any], schema: TopicSchema, topic: str
-) -> TypedColumns:
+) -> ColumnRows:
     """Return records with the columns of a segment of a typed topic.
 
     Args:

@@ -36,7 +36,7 @@ from embedlog.mirrors.hops import Hop, Place, last_hop, with_hop
 from embedlog.mirrors.mirrored_topic import source_name
 from embedlog.mirrors.root_target import LogTarget, hold_topic_lock
 from embedlog.partition import PartitionLog, flush
-from embedlog.producer.typed_rows import TypedColumns, column_batches
+from embedlog.producer.row_batches import ColumnRows, batches_by_partition
 from embedlog.root.root import Root
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.segment_schema import segment_schema
@@ -243,8 +243,9 @@ class MergingTarget(LogTarget):
     def _encoded(self, log: PartitionLog, rows: Any, codec: str) -> Iterator[EncodedBatch]:
         limits = BatchLimits(log.config.max_message_bytes, log.config.segment_bytes)
         if log.schema is not None:
-            rows = TypedColumns(rows, pa.nulls(rows.num_rows, pa.binary()), log.schema)
-        for batch in column_batches(rows, limits, codec, text_columns_of(log.config)):
+            rows = ColumnRows(rows, pa.nulls(rows.num_rows, pa.binary()), log.schema)
+        statistics = text_columns_of(log.config)
+        for _, batch in batches_by_partition(rows, None, limits, codec, statistics):
             batch.set_merged()
             yield batch
 

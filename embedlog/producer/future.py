@@ -1,24 +1,297 @@
-"""What a caller holds while its records are being written."""
+"""Records that are written together, and the futures that callers hold meanwhile.
+
+A future is two words: its delivery, and its row there.  The delivery waits, fails and calls
+back for all of its rows at once, so a future per record costs next to nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Self
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
-from embedlog.callbacks import check_callback
-from embedlog.producer.delivery import BatchRange, Callback, CompletedDelivery, run_callback
+from embedlog.batch import EncodedBatch
+from embedlog.callbacks import check_callback, check_ran
+from embedlog.errors import TimeoutError  # noqa: A004 - it is one
+from embedlog.lazy import logging
+from embedlog.producer.row_batches import Rows
 from embedlog.producer.unretrieved import FailedRecords
+from embedlog.record import Appended, RecordMetadata
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from embedlog.record import RecordMetadata
+    from embedlog.producer.batcher import TopicQueue
 
     R_co = TypeVar("R_co", default=RecordMetadata, covariant=True)
 else:
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
+
+LOGGER = logging.getLogger("embedlog.producer")
+Callback = tuple[Any, bool | None, Callable[..., object], tuple[object, ...], dict[str, object]]
+"""The future, whether the callback is for errors (None: for every outcome, without taking an error
+for looked at), the function and its arguments."""
+
+
+class BatchRange(NamedTuple):
+    """Where one batch of a `send_batch` was written: offsets ``[base_offset, next_offset)``."""
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    """None if the log has the batch but no longer remembers its offsets."""
+    count: int  # type: ignore[assignment]
+    timestamp: int | None = None
+    """The log append time, if the topic stamps records with it."""
+    duplicate: bool = False
+    """The batch was written before; nothing was appended now."""
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset after the last record."""
+        return None if self.base_offset is None else self.base_offset + self.count
+
+
+class ProducerBatch:
+    """One batch for one partition, and its outcome."""
+
+    sequence: int | None = None
+    explicit = False
+    """The application chose the sequence numbers."""
+    receipt: Appended | None = None
+    error: BaseException | None = None
+
+    def __init__(
+        self, delivery: Delivery, partition: int, encoded: EncodedBatch, start: int
+    ) -> None:
+        self.delivery, self.encoded = delivery, encoded
+        """Deleted once the batch is done."""
+        self.partition, self.start = partition, start
+        self.count, self.size = encoded.count, encoded.size
+        self.held = encoded.size
+        """Bytes of ``buffer_memory`` that it holds."""
+        self.deadline = delivery.deadline
+
+    def done(self) -> bool:
+        """Return whether the batch was written, or failed for good."""
+        return self.receipt is not None or self.error is not None
+
+
+class Delivery:
+    """Rows that are written together.
+
+    `send` collects them column by column.  The delivery is sealed once its rows are in batches,
+    or have failed.  Their order in the batches is ``order`` (None: the order of the rows), and
+    batch ``i`` begins with the row at position ``starts[i]``.
+    """
+
+    queue: TopicQueue
+    result: Any = None
+    """The outcome of all rows if they had it before they were in batches: mostly an error."""
+    sealed = False
+    """Set after the batches or the result."""
+    order: Sequence[int] | None = None
+    _positions: list[int] | None = None
+    """The position of each row, the inverse of ``order``; computed when first needed."""
+    failed: dict[int | None, FailedRecords] | None = None
+    """The rows that failed, by the start of their batch; by None if they all failed before they
+    were in batches.  Set before the error, and not in the batch, which the frames of a drain
+    hold: it must be garbage with the futures."""
+    callbacks: Sequence[Callback] = ()
+    reserved = free = 0
+    """Bytes of ``buffer_memory`` that the rows hold, and how many of them are unused."""
+    opened_at = deadline = 0.0
+    batches: Any = ()
+    """A list of `ProducerBatch`, once the rows are in batches."""
+    starts: Any = ()
+
+    def __init__(self, queue: TopicQueue) -> None:
+        self.queue = queue
+        self.values: list[Any] = []
+        """Bytes or None, or the rows of a typed topic."""
+        self.keys: list[bytes | None] = []
+        self.timestamps: list[int] = []
+        self.headers: dict[int, Any] = {}
+        """By row; most records have none."""
+        self.partitions: dict[int, int] = {}
+        """By row, for records whose caller named the partition."""
+
+    @classmethod
+    def completed(cls, result: Any, failed: FailedRecords | None = None) -> Self:
+        """Return a delivery that is done from the start: a refused record, or ``acks=0``."""
+        delivery = cls.__new__(cls)
+        delivery.result, delivery.sealed = result, True
+        delivery.failed = None if failed is None else {None: failed}
+        return delivery
+
+    def drop_partial_row(self) -> None:
+        """Remove the record of an interrupted `send`, which only some of the columns have."""
+        count = min(len(self.values), len(self.keys), len(self.timestamps))
+        for column in (self.values, self.keys, self.timestamps):
+            del column[count:]
+        for by_row in (self.headers, self.partitions):
+            by_row.pop(count, None)
+        if not count:
+            # The next record must set the time and wake the thread, as the first one does.
+            self.free = 0
+
+    def rows(self) -> Rows:
+        """Return the records."""
+        headers = None
+        if self.headers:
+            headers = [self.headers.get(row) for row in range(len(self.values))]
+        keys = None if self.keys.count(None) == len(self.keys) else self.keys
+        return Rows(self.values, keys, self.timestamps, headers)
+
+    def begin_batches(self) -> None:
+        """Have no batches yet."""
+        self.batches, self.starts = [], []
+
+    def add_batch(self, partition: int, encoded: EncodedBatch) -> ProducerBatch:
+        """Put the next rows, as many as the batch has, into a batch."""
+        start = self.starts[-1] + self.batches[-1].count if self.starts else 0
+        batch = ProducerBatch(self, partition, encoded, start)
+        self.starts.append(start)
+        self.batches.append(batch)
+        return batch
+
+    def put_in_batches(self, order: Any, encoded: Iterable[tuple[int, EncodedBatch]]) -> None:
+        """Replace the rows by their batches, which hold the same bytes of ``buffer_memory``."""
+        self.begin_batches()
+        self.order, more = order, self.reserved
+        for partition, batch in encoded:
+            more -= self.add_batch(partition, batch).size
+        self.batches[0].held += more
+        self.sealed = True
+        self.values = self.keys = []
+
+    def seal(self, result: Any = None) -> None:
+        """Drop the records: they are in batches now, or have a result."""
+        # In this order: a reader of `sealed` finds the result.
+        self.result = result
+        self.sealed = True
+        self.values = self.keys = []
+
+    def outcome(self, row: int | None) -> Any:
+        """Return the outcome of a row, or of all (None): a value, an exception, or None."""
+        if not self.sealed:
+            return None
+        if self.result is not None:
+            return self.result
+        if row is None:
+            if not self.done():
+                return None
+            errors = (batch.error for batch in self.batches if batch.error is not None)
+            return next(errors, None) or self.ranges()
+        position = row if self.order is None else self._position(row)
+        batch = self.batches[bisect_right(self.starts, position) - 1]
+        receipt = batch.receipt
+        if receipt is None:
+            return batch.error
+        timestamp = self.timestamps[row] if receipt.timestamp is None else receipt.timestamp
+        offset = receipt.base_offset + position - batch.start
+        # A third of the time of the named tuple's own constructor, which is in Python.
+        fields = self.queue.topic, batch.partition, offset, timestamp
+        return tuple.__new__(RecordMetadata, fields)
+
+    def _position(self, row: int) -> int:
+        if self._positions is None:
+            assert self.order is not None
+            positions = [0] * len(self.order)
+            for position, of_row in enumerate(self.order):
+                positions[of_row] = position
+            self._positions = positions
+        return self._positions[row]
+
+    def mark_retrieved(self, row: int | None) -> None:
+        """Note that a caller learned of the failure of a row, or of all rows (None)."""
+        failed, start = self.failed or {}, None
+        if row is not None and self.batches:
+            position = row if self.order is None else self._position(row)
+            start = self.starts[bisect_right(self.starts, position) - 1]
+        for records in list(failed.values()) if start is None else [failed.get(start)]:
+            if records is not None:
+                records.mark_retrieved(row)
+
+    def ranges(self) -> list[BatchRange]:
+        """Return where the batches that are written so far are."""
+        return [
+            BatchRange(
+                self.queue.topic,
+                batch.partition,
+                None if receipt.base_offset < 0 else receipt.base_offset,
+                batch.count,
+                receipt.timestamp,
+                receipt.duplicate,
+            )
+            for batch in self.batches
+            if (receipt := batch.receipt) is not None
+        ]
+
+    def done(self) -> bool:
+        """Return whether every row was written, or failed for good."""
+        if not self.sealed:
+            return False
+        return self.result is not None or all(batch.done() for batch in self.batches)
+
+    def wait(self, row: int | None, timeout: float | None) -> Any:
+        """Write in this thread unless another one does, and return the outcome.
+
+        Raises:
+            TimeoutError: There is no outcome after ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            self.queue.drain(None if deadline is None else max(deadline - monotonic(), 0.0))
+            outcome = self.outcome(row)
+            if outcome is not None:
+                return outcome
+            if deadline is not None and monotonic() >= deadline:
+                raise TimeoutError(
+                    f"The record was not written within {timeout} s",
+                    topic=self.queue.topic,
+                    todo="It may still be written; wait again.",
+                )
+            self.queue.wait_for_progress(deadline)
+
+    def add_callback(self, callback: Callback) -> None:
+        """Run a callback once its record is done, or now."""
+        if not self.done():
+            with self.queue.batcher.lock:
+                if self.outcome(callback[0]._row) is None:
+                    self.callbacks = [*self.callbacks, callback]
+                    return
+        run_callback(callback)
+
+    def due_callbacks(self) -> list[Callback]:
+        """Remove and return the callbacks whose records are done."""
+        with self.queue.batcher.lock:
+            due: list[Callback] = []
+            pending: list[Callback] = []
+            for callback in self.callbacks:
+                done = self.outcome(callback[0]._row) is not None
+                (due if done else pending).append(callback)
+            self.callbacks = pending
+        return due
+
+
+def run_callback(callback: Callback) -> None:
+    """Run a callback if it is for this kind of outcome; log what it raises."""
+    future, for_errors, function, args, kwargs = callback
+    outcome = future._delivery.outcome(future._row)
+    if for_errors is not None and isinstance(outcome, BaseException) is not for_errors:
+        return
+    if for_errors:
+        future._delivery.mark_retrieved(future._row)
+    # The program may keep this frame, with an exception; the delivery must be garbage all the same.
+    del callback, future
+    try:
+        check_ran(function(*args, outcome, **kwargs), "The callback of a future")
+    except Exception:  # the program's own code; it must not stop the sender
+        LOGGER.exception("A delivery callback raised an exception")
 
 
 class RecordFuture(Generic[R_co]):
@@ -34,7 +307,7 @@ class RecordFuture(Generic[R_co]):
     def _completed(cls, outcome: Any, failed: FailedRecords | None = None) -> Self:
         """Return a future that is done already."""
         future = cls()
-        future._delivery, future._row = CompletedDelivery(outcome, failed), None
+        future._delivery, future._row = Delivery.completed(outcome, failed), None
         return future
 
     def result(self, timeout: float | None = None) -> R_co:
@@ -46,16 +319,17 @@ class RecordFuture(Generic[R_co]):
             TimeoutError: The record was not written within ``timeout`` seconds; it still may be.
             EmbedlogError: The record failed for good.
         """
-        outcome = self._delivery.outcome(self._row)
+        delivery = self._delivery
+        outcome = delivery.outcome(self._row) if delivery.sealed else None
         if outcome is None:
-            outcome = self._delivery.wait(self._row, timeout)
+            outcome = delivery.wait(self._row, timeout)
         if isinstance(outcome, BaseException):
             self._delivery.mark_retrieved(self._row)
             try:
                 raise outcome
             finally:
                 # The traceback keeps this frame, and the delivery has the error.
-                del self, outcome
+                del self, delivery, outcome
         return outcome  # type: ignore[no-any-return]
 
     get = result
@@ -107,26 +381,23 @@ class RecordFuture(Generic[R_co]):
         Runs on the thread that wrote the batch, without holding a lock, and may send.
         Exceptions that it raises are logged.
         """
-        return self._add((self, False, function, args, named))
+        return self._add(False, function, args, named)
 
     def add_errback(self, function: Callable[..., object], *args: object, **named: object) -> Self:
         """Call ``function(*args, exception, **named)`` once the record failed, or now."""
-        return self._add((self, True, function, args, named))
+        return self._add(True, function, args, named)
 
     def add_both(self, function: Callable[..., object], *args: object, **named: object) -> Self:
         """Call ``function(*args, result or exception, **named)`` once the record is done."""
-        self._add((self, False, function, args, named))
-        return self._add((self, True, function, args, named))
+        return self._add(False, function, args, named)._add(True, function, args, named)
 
     def _observe(self, function: Callable[..., object], *args: object) -> None:
         """Do as `add_both`, for a tool: the program has not learned of an error by that."""
-        self._add((self, None, function, args, {}))
+        self._add(None, function, args, {})
 
-    def _add(self, callback: Callback) -> Self:
-        check_callback(callback[2], "The callback of a future")
-        delivery = self._delivery
-        if isinstance(delivery, CompletedDelivery) or not delivery.queue.add_callback(callback):
-            run_callback(callback)
+    def _add(self, for_errors: bool | None, function: Any, args: Any, named: Any) -> Self:
+        check_callback(function, "The callback of a future")
+        self._delivery.add_callback((self, for_errors, function, args, named))
         return self
 
     def __repr__(self) -> str:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embedlog.batch import EncodedBatch
 from embedlog.config import ProducerConfig, TopicConfig
 from embedlog.errors import (
-    ClosedError,
     DurabilityError,
     EmbedlogError,
     InvalidProducerEpochError,
@@ -30,12 +28,50 @@ from embedlog.partition.producer_state import (
     fence_producer,
     read_producer,
 )
-from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import OpenBatch, ProducerBatch
-from embedlog.producer.delivery_reports import LONG_WAIT
-from embedlog.record import Appended, RecordMetadata
+from embedlog.producer.future import ProducerBatch
+from embedlog.record import Appended
+
+if TYPE_CHECKING:
+    from embedlog.producer.batcher import Batcher
 
 MAX_BACKOFF = 1.0
+LONG_WAIT = 1.0
+"""Seconds of retries, of one append, or of a `send` without memory, that are worth a warning."""
+
+
+class TopicCounts:
+    """What a producer counts for one topic: per batch and append, never per record.
+
+    The outcomes of records are counted under the producer's lock; appends and the time before
+    them by the only thread that drains the topic.
+    """
+
+    def __init__(self) -> None:
+        self.records = self.batches = self.bytes = self.duplicates = self.errors = self.retried = 0
+        self.appends = self.waits = 0
+        self.append_seconds = self.longest_append = 0.0
+        self.wait_seconds = self.longest_wait = 0.0
+        """How long deliveries waited for a drain."""
+
+    def count_append(self, seconds: float) -> None:
+        """Count an append of one or more batches."""
+        self.appends += 1
+        self.append_seconds += seconds
+        if seconds > self.longest_append:
+            self.longest_append = seconds
+
+    def count_wait(self, seconds: float) -> None:
+        """Count a delivery, and the time since its first record."""
+        self.waits += 1
+        self.wait_seconds += seconds
+        if seconds > self.longest_wait:
+            self.longest_wait = seconds
+
+    def add(self, other: TopicCounts) -> None:
+        """Add the counts of another topic."""
+        for name, value in vars(other).items():
+            before = getattr(self, name)
+            setattr(self, name, max(before, value) if "longest" in name else before + value)
 
 
 class PartitionWriter:
@@ -46,15 +82,15 @@ class PartitionWriter:
     asked which batches it has, and the next batch continues there: no gap is left.
     """
 
-    def __init__(self, context: ProducerContext, log: PartitionLog) -> None:
+    def __init__(self, batcher: Batcher, log: PartitionLog) -> None:
         self.log, self._where = log, (log.topic, log.partition)
-        self._acks = context.config.acks
+        self._acks = batcher.config.acks
         self.waiting: deque[ProducerBatch] = deque()
         self.retry_at = 0.0
-        self._context, self._reports = context, context.reports
-        self._counts = context.reports.counts(log.topic)
-        self._idempotent = context.config.enable_idempotence
-        self._durability = context.durability
+        self._batcher = batcher
+        self._counts = batcher.counts(log.topic)
+        self._idempotent = batcher.config.enable_idempotence
+        self._durability = batcher.durability
         self._identity: tuple[int, int] | None = None
         self._next_sequence: int | None = None
         self._attempts = self._short_attempts = 0
@@ -65,7 +101,7 @@ class PartitionWriter:
         self._warned = False
         """The log has a warning that appends fail."""
         # One append waits request_timeout_ms for its locks, but no longer than other appends do.
-        self._lock_timeout = min(context.config.request_timeout_ms / 1000, log.context.lock_timeout)
+        self._lock_timeout = min(batcher.config.request_timeout_ms / 1000, log.context.lock_timeout)
         self._listeners: tuple[Listener, ...] = ()
         """Those of the topic."""
         self._append_singly = 0
@@ -75,10 +111,10 @@ class PartitionWriter:
 
     def resume(self) -> ProducerState | None:
         """Continue the numbering where the log ends, and return its producer state."""
-        identity = self._context.identity()
+        identity = self._batcher.identity()
         state = None
         if self._identity != identity:
-            if self._context.config.producer_name is not None:
+            if self._batcher.config.producer_name is not None:
                 state = fence_producer(self.log, *identity, self._lock_timeout)
             self._identity = identity
             for listener in self._listeners:
@@ -91,8 +127,8 @@ class PartitionWriter:
 
     def update_listeners(self, config: TopicConfig) -> None:
         """Take the listeners that have subscribed to a topic with these settings."""
-        client, before = self._context.client, self._listeners
-        self._listeners = self._context.root.listeners.of(config, client)
+        client, before = self._batcher.client, self._listeners
+        self._listeners = self._batcher.root.listeners.of(config, client)
         for listener in before:
             if listener not in self._listeners:
                 listener.ceased(self.log)
@@ -101,18 +137,6 @@ class PartitionWriter:
                 if listener not in before:
                     listener.identified(self.log, self._identity)
 
-    def _assign_sequences(self, group: list[ProducerBatch]) -> None:
-        if self._next_sequence is None or self._identity is None:
-            self.resume()
-        assert self._next_sequence is not None
-        assert self._identity is not None
-        for batch in group:
-            if batch.sequence is None:
-                batch.sequence = self._next_sequence
-            self._next_sequence = producer_state.after(batch.sequence, batch.count)
-            assert batch.encoded is not None
-            batch.encoded.set_producer(*self._identity, batch.sequence)
-
     def _find_written(self, group: list[ProducerBatch]) -> dict[int | None, SentBatch]:
         """Return the batches that the log has, by sequence; number the others again."""
         self._next_sequence = None
@@ -120,7 +144,7 @@ class PartitionWriter:
             state = None if self._identity is None else read_producer(self.log, self._identity[0])
         except EmbedlogError:
             # With a new identity no batch can be mistaken for a repeat.
-            self._context.drop_identity()
+            self._batcher.drop_identity()
             self._identity, state = None, None
         in_log = {} if state is None else {sent.first_sequence: sent for sent in state.batches}
         written: dict[int | None, SentBatch] = {}
@@ -152,94 +176,61 @@ class PartitionWriter:
                 del group[1:]
             began = monotonic()
             try:
-                if self._idempotent:
-                    self._assign_sequences(group)
-                began = monotonic()
+                if self._idempotent and (self._next_sequence is None or self._identity is None):
+                    self.resume()
+                    began = monotonic()
+                sequence, identity, encoded = self._next_sequence, self._identity, []
+                for batch in group:
+                    if sequence is not None and identity is not None:
+                        if batch.sequence is None:
+                            batch.sequence = sequence
+                        self._next_sequence = sequence = (
+                            batch.sequence + batch.count & LAST_SEQUENCE
+                        )
+                        batch.encoded.set_producer(*identity, batch.sequence)
+                    encoded.append(batch.encoded)
                 receipts = self.log.append(
-                    [batch.encoded for batch in group if batch.encoded is not None],
-                    durability=self._durability,
-                    timeout=lock_timeout,
-                    acks=self._acks,
+                    encoded, durability=self._durability, timeout=lock_timeout, acks=self._acks
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
                 self._failed(group, error, lock_timeout < self._lock_timeout, began)
-            else:
-                seconds = monotonic() - began
-                self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
-                if self._failing_since:
-                    self._succeeded_again()
-                self._counts.count_append(seconds)
-                if seconds > LONG_WAIT:
-                    self._warn_of_slow_append(seconds)
-                for _, receipt in zip(group, receipts, strict=True):
-                    self._finish_first(receipt)
-
-    def can_write_fast(self) -> bool:
-        """Return whether no batch waits or is retried, and the next sequence number is known."""
-        is_numbered = self._next_sequence is not None or not self._idempotent
-        return is_numbered and not self.waiting and not self._failing_since
-
-    def write_one_fast(
-        self, open_batch: OpenBatch, encoded: EncodedBatch, lock_timeout: float | None
-    ) -> None:
-        """Append one record as `write` does, if `can_write_fast`.
-
-        Skips the waiting queue: a `ProducerBatch` is created only if the append fails.
-        """
-        if lock_timeout is None or lock_timeout > self._lock_timeout:
-            lock_timeout = self._lock_timeout
-        sequence = self._next_sequence
-        if sequence is not None and self._identity is not None:
-            encoded.set_producer(*self._identity, sequence)
-            self._next_sequence = sequence + 1 & LAST_SEQUENCE
-        log, counts = self.log, self._counts
-        try:
-            began = monotonic()
-            counts.count_wait(began - open_batch.opened_at)
-            receipt = log.append(
-                [encoded], durability=self._durability, timeout=lock_timeout, acks=self._acks
-            )[0]
-            timestamp = receipt.timestamp
-            if timestamp is None:
-                timestamp = open_batch.timestamps[0]
-            fields = log.topic, log.partition, receipt.base_offset, timestamp
-            # A third of the time of the named tuple's own constructor, which is in Python.
-            open_batch.metadata = tuple.__new__(RecordMetadata, fields)
-        except BaseException as error:
-            batch = open_batch.add_batch(log.partition, encoded)
-            batch.sequence = sequence
-            self.waiting.append(batch)
-            open_batch.seal()
-            self._context.buffer_pool.release(open_batch.reserved - encoded.size)
-            if not isinstance(error, Exception):
-                raise
-            # It must be garbage with its futures, even if this frame is kept.
-            del open_batch
-            self._failed([batch], error, lock_timeout < self._lock_timeout, began)
-        else:
-            open_batch.seal()
+                continue
             seconds = monotonic() - began
-            counts.count_append(seconds)
+            self._attempts = self._short_attempts = 0
+            self.retry_at = 0.0
+            if self._failing_since:
+                self._succeeded_again()
+            self._counts.count_append(seconds)
             if seconds > LONG_WAIT:
                 self._warn_of_slow_append(seconds)
-            self._reports.record_written(open_batch, counts, encoded.size, receipt.duplicate)
-            for listener in self._listeners:
-                listener.written(log, receipt, encoded, self._identity)
+            for receipt in receipts:
+                self._finish_first(receipt)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None
     ) -> None:
-        """Set the outcome of the first waiting batch, remove it, and report it."""
-        batch = self.waiting[0]
-        if receipt is not None and batch.encoded is not None:
+        """Set the outcome of the first waiting batch, count it, and remove it."""
+        batch, batcher, counts = self.waiting[0], self._batcher, self._counts
+        delivery = batch.delivery
+        if error is not None:
+            failed = batcher.failed(self.log.topic, self.log.partition, batch.count, error)
+            batcher.failures.append(failed)
+            delivery.failed = {**(delivery.failed or {}), batch.start: failed}
+            batch.error = error
+        elif receipt is not None:
             for listener in self._listeners:
                 listener.written(self.log, receipt, batch.encoded, self._identity)
-        batch.receipt = receipt
-        if error is not None:
-            self._reports.batch_failed(batch, error)
+        with batcher.lock:
+            if receipt is not None:
+                batch.receipt = receipt
+                counts.batches += 1
+                counts.records += batch.count
+                counts.bytes += batch.size
+                counts.duplicates += receipt.duplicate
+            batcher.release_locked(batch.held, delivery)
         self.waiting.popleft()
-        batch.encoded = None
-        self._reports.batch_done(batch)
+        # It must be garbage with its futures, even if the frames of a drain are kept.
+        del batch.encoded, batch.delivery
 
     # Failing
 
@@ -247,7 +238,7 @@ class PartitionWriter:
         self, group: list[ProducerBatch], error: Exception, short: bool, began: float
     ) -> None:
         if isinstance(error, InvalidProducerEpochError):
-            self._context.fenced = error
+            self._batcher.fenced = error
             self.fail_all(error)
         elif getattr(error, "retriable", False):
             self._short_attempts += short and isinstance(error, LockTimeoutError)
@@ -267,7 +258,7 @@ class PartitionWriter:
         Batches that fail are never written later.  With "fsync" a batch in the log fails,
         too, unless it was flushed; its error says so.
         """
-        config, now = self._context.config, monotonic()
+        config, now = self._batcher.config, monotonic()
         self._attempts += 1
         counted = self._attempts - self._short_attempts
         if counted <= config.retries and now < group[0].deadline:
@@ -276,7 +267,7 @@ class PartitionWriter:
             self.retry_at = min(now + backoff, group[0].deadline)
             self._counts.retried += sum(batch.count for batch in group)
             self._warn_if_failing(error)
-            self._context.sender.wake()
+            self._batcher.wake()
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0
         expired = [batch for batch in group if now >= batch.deadline]
@@ -285,10 +276,10 @@ class PartitionWriter:
             sent = written.get(batch.sequence)
             if batch.done():
                 continue  # It failed with an earlier batch of its delivery.
-            if sent is not None and not self._context.synced:
+            if sent is not None and not self._batcher.synced:
                 self._finish_first(Appended(sent.base_offset, sent.next_offset, None, True))
             else:
-                seconds = monotonic() - batch.deadline + self._context.delivery_timeout
+                seconds = monotonic() - batch.deadline + self._batcher.delivery_timeout
                 self._fail(
                     [batch],
                     final_error(error, config, attempts, seconds, self.log.where, sent is not None),
@@ -313,12 +304,12 @@ class PartitionWriter:
         seconds = monotonic() - self._failing_since
         if seconds > LONG_WAIT and not self._warned:
             self._warned = True
-            self._reports.log(
+            self._batcher.log(
                 logging.WARNING,
                 "Appends to %s-%d have failed for %.1f s and are retried until"
                 " delivery_timeout_ms %d has passed: %s",
                 *(*self._where, seconds),
-                *(self._context.config.delivery_timeout_ms, error),
+                *(self._batcher.config.delivery_timeout_ms, error),
             )
 
     def _succeeded_again(self) -> None:
@@ -326,16 +317,11 @@ class PartitionWriter:
         if self._warned:
             self._warned = False
             text = "Appends to %s-%d succeed again after %.1f s"
-            self._reports.log(logging.INFO, text, *self._where, seconds)
+            self._batcher.log(logging.INFO, text, *self._where, seconds)
 
     def _warn_of_slow_append(self, seconds: float) -> None:
         text = "An append to %s-%d took %.1f s; it waited for the disk or a lock"
-        self._reports.warn_of_wait(text, *self._where, seconds)
-
-
-def closed_early(topic: str) -> ClosedError:
-    """Return the error of a record whose producer was closed before the record was written."""
-    return ClosedError("The producer was closed before the record was written", topic=topic)
+        self._batcher.warn_of_wait(text, *self._where, seconds)
 
 
 def final_error(

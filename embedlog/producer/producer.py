@@ -6,7 +6,7 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
@@ -26,25 +26,13 @@ from embedlog.errors import (
 )
 from embedlog.metrics import PRODUCER_TOPIC, Metrics, Sample, nested
 from embedlog.partition.producer_state import LAST_SEQUENCE
-from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import LOGGER, Delivery
-from embedlog.producer.future import BatchFuture, RecordFuture
-from embedlog.producer.row_batches import (
-    ROW_BYTES,
-    ArrowArray,
-    ArrowStream,
-    Rows,
-    arrow_table,
-    check_columns,
-    size_of,
-    table_rows,
-)
-from embedlog.producer.topic_queue import TopicQueue, no_key
+from embedlog.producer.batcher import Batcher, TopicQueue, no_key
+from embedlog.producer.future import LOGGER, BatchFuture, Delivery, RecordFuture
+from embedlog.producer.row_batches import CHUNK_BYTES, ROW_BYTES, AnyRows, ColumnRows, Rows
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
     check_partition,
-    check_size,
     check_timestamp,
     serialize,
     serialize_all,
@@ -56,8 +44,7 @@ from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
-    from embedlog.producer.typed_rows import TypedColumns
-    from embedlog.schemas.rows import RowEncoder
+    from embedlog.producer.table_rows import ArrowArray, ArrowStream
 
 _NO_TRANSACTIONS = "a producer has no transactions"
 _HINTS = {
@@ -88,8 +75,8 @@ class Producer(Generic[K, V]):
     def __init__(self, root: Root | None = None, **config: Unpack[ProducerOptions[K, V]]) -> None:
         self.root = root = check_root(root, "embedlog.open(path).producer(...)")
         self._options = config
-        self._context = ProducerContext(self, root, config)
-        self.config = settings = self._context.config
+        self._batcher = Batcher(self, root, config)
+        self.config = settings = self._batcher.config
         if ignored := describe_network_settings(config):
             LOGGER.info("The producer has no network, and ignores %s", ignored)
         self._clock = root.clock
@@ -99,9 +86,8 @@ class Producer(Generic[K, V]):
 
     def _start(self) -> None:
         """Begin without records and identity, at first or in a forked child."""
-        self._queues: dict[str, TopicQueue] = {}
-        self._context.start(self._queues)
-        self._lock = self._context.lock
+        self._queues = self._batcher.queues
+        self._lock = self._batcher.lock
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._closed = False
 
@@ -169,143 +155,89 @@ class Producer(Generic[K, V]):
             or timestamp_ms is not None
             or not queue.plain
         ):
-            return self._send_general(queue, value, key, headers, partition, timestamp_ms)
-        if key is not None:
-            size = ROW_BYTES + len(value) + len(key)  # type: ignore[arg-type]  # it is bytes
-        elif queue.settings.compacts and queue.settings.refresh().config.compacts:
-            # Refreshed because the topic may have been altered, and a refusal writes nothing.
-            return self._refuse(topic, no_key(topic, [0]))
+            value, key, headers, partition, timestamp_ms, size = self._converted(  # type: ignore[assignment]
+                queue, value, key, headers, partition, timestamp_ms
+            )
         else:
-            size = ROW_BYTES + len(value)
-        timestamp_ms = self._clock()
-        # Takes half as long as `with`, which matters only here.
-        self._acquire()
+            size = ROW_BYTES + len(value) + (len(key) if key else 0)  # type: ignore[arg-type]
+            timestamp_ms = self._clock()
+        if key is None and queue.needs_key(value):
+            return self._refuse(topic, no_key(topic, [0]))
         try:
-            open_batch = queue.open_batch
-            free = open_batch.free - size
-            if free < 0:
-                open_batch, free = queue.reserve(size, value, key)  # type: ignore[arg-type]
-            open_batch.free = free
-            values = open_batch.values
-            row = len(values)
-            open_batch.keys.append(key)  # type: ignore[arg-type]
-            open_batch.timestamps.append(timestamp_ms)
-            values.append(value)
+            # Takes half as long as `with`, which matters only here.
+            self._acquire()
+            try:
+                delivery = queue.open
+                if delivery.free < size:
+                    delivery = queue.reserve(size, value, key, headers)  # type: ignore[arg-type]
+                delivery.free -= size
+                values = delivery.values
+                row = len(values)
+                if headers:
+                    delivery.headers[row] = headers
+                if partition is not None:
+                    delivery.partitions[row] = partition
+                delivery.keys.append(key)  # type: ignore[arg-type]
+                delivery.timestamps.append(timestamp_ms)
+                # Last: `drop_partial_row` takes a record without a value for an interrupted one.
+                values.append(value)
+            except BaseException:
+                # Such as Ctrl-C between two lines: the next record would get this one's key.
+                queue.open.drop_partial_row()
+                raise
+            finally:
+                self._release()
         except RecordTooLargeError as error:
-            return self._refuse_locked(topic, error)
-        except BaseException:
-            # Such as Ctrl-C between two lines: the next record would get this one's key.
-            queue.open_batch.drop_partial_row()
-            raise
-        finally:
-            self._release()
+            return self._refuse(topic, error)
+        if self._no_acks:
+            place = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp_ms)
+            return RecordFuture._completed(place)
         future = RecordFuture()
-        future._delivery, future._row = open_batch, row
+        future._delivery, future._row = delivery, row
         return future
 
-    def _send_general(
+    def _converted(
         self, queue: TopicQueue, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any
-    ) -> RecordFuture:
-        """Do as `send`, for a record with more than a key and a value of bytes."""
+    ) -> tuple[Any, bytes | None, Any, int | None, int, int]:
+        """Return what `send` adds for a record that has more than a key and a value of bytes.
+
+        That is the value, the key, the headers, the partition, the timestamp, and the size.
+        """
         self._check_open()
-        config, topic, settings = self.config, queue.topic, queue.settings
+        settings, now_ms = queue.settings, self._clock()
         if settings.version != settings.current_version():
             # The topic may have got another serializer, or more partitions.
             settings.refresh()
-        if settings.row_encoder is not None:
-            return self._send_typed(
-                queue, settings.row_encoder, value, key, headers, partition, timestamp
-            )
-        if settings.serializes:
-            headers = [*headers] if headers else []
-            key, value = serialize(settings, topic, headers, key, value)
-        else:
-            key, value = to_bytes(key, "key"), to_bytes(value, "value")
         check_timestamp(timestamp)
+        encoder = settings.row_encoder
+        if encoder is not None:
+            value = encoder.row(value, key, timestamp, now_ms)
+            (key,) = encoder.key_bytes([value.key]).to_pylist() if value.key else (None,)
+            size = ROW_BYTES + encoder.size_of(value)
+            of_row = encoder.timestamp_ms(value)
+            timestamp = timestamp if of_row is None else of_row
+        else:
+            if settings.serializes:
+                headers = [*headers] if headers else []
+                key, value = serialize(settings, queue.topic, headers, key, value)
+            else:
+                key, value = to_bytes(key, "key"), to_bytes(value, "value")
+            size = ROW_BYTES + len(value or b"") + len(key or b"")
         if partition is not None:
-            check_partition(topic, partition, settings.info.partitions)
-        elif config.partitioner is not None:
+            check_partition(queue.topic, partition, settings.info.partitions)
+        elif self.config.partitioner is not None:
             partition = self._partition_for(queue, key)
         headers = check_headers(headers)
-        if key is None and settings.compacts:
-            return self._refuse(topic, no_key(topic, [0]))
-        if timestamp is None:
-            timestamp = self._clock()
-        size = ROW_BYTES + len(value or b"") + len(key or b"")
         for name, data in headers or ():
             # A character takes up to four bytes.
             size += ROW_BYTES + 4 * len(name) + len(data or b"")
-        return self._add(queue, size, value, key, headers, partition, timestamp)
-
-    def _send_typed(
-        self,
-        queue: TopicQueue,
-        encoder: RowEncoder,
-        value: Any,
-        key: Any,
-        headers: Any,
-        partition: Any,
-        timestamp: Any,
-    ) -> RecordFuture:
-        """Do as `send`, for a record of a typed topic."""
-        check_timestamp(timestamp)
-        now_ms = self._clock()
-        row = encoder.row(value, key, timestamp, now_ms)
-        (key_bytes,) = encoder.key_bytes([row.key]).to_pylist() if row.key else (None,)
-        if partition is not None:
-            check_partition(queue.topic, partition, queue.settings.info.partitions)
-        elif self.config.partitioner is not None:
-            partition = self._partition_for(queue, key_bytes)
-        headers = check_headers(headers)
-        if key_bytes is None and (value is None or queue.settings.compacts):
-            return self._refuse(queue.topic, no_key(queue.topic, [0]))
-        of_row = encoder.timestamp_ms(row)
-        if of_row is not None or timestamp is None:
-            timestamp = now_ms if of_row is None else of_row
-        size = ROW_BYTES + encoder.size_of(row)
-        for name, data in headers or ():
-            size += ROW_BYTES + 4 * len(name) + len(data or b"")
-        limit = self.config.max_request_size
-        try:
-            check_size(queue.topic, size, size, limit)
-        except RecordTooLargeError as error:
-            return self._refuse(queue.topic, error)
-        return self._add(queue, size, row, key_bytes, headers, partition, timestamp)
-
-    def _add(
-        self,
-        queue: TopicQueue,
-        size: int,
-        value: Any,
-        key: bytes | None,
-        headers: Any,
-        partition: int | None,
-        timestamp: int,
-    ) -> RecordFuture:
-        """Add a record of about ``size`` bytes to the open batch, and return its future."""
-        topic = queue.topic
-        with self._lock:
-            try:
-                open_batch, free = queue.reserve(size, value, key, headers)
-                open_batch.free = free
-                row = open_batch.add_row(value, key, timestamp, headers, partition)
-            except RecordTooLargeError as error:
-                return self._refuse_locked(topic, error)
-            except BaseException:
-                queue.open_batch.drop_partial_row()
-                raise
-        if self._no_acks:
-            metadata = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp)
-            return RecordFuture._completed(metadata)
-        future = RecordFuture()
-        future._delivery, future._row = open_batch, row
-        return future
+        return value, key, headers, partition, now_ms if timestamp is None else timestamp, size
 
     def _open(self, topic: str) -> TopicQueue:
         """Create the queue of a topic, and the topic if that is allowed."""
         self._check_open()
         refuse_internal(topic)
-        queue = TopicQueue(self._context, topic)
+        queue = TopicQueue(self._batcher, topic)
         with self._lock:
             self._check_open()
             return self._queues.setdefault(topic, queue)
@@ -313,8 +245,8 @@ class Producer(Generic[K, V]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("The producer was closed", path=self.root.path)
-        if self._context.fenced is not None:
-            raise self._context.fenced
+        if self._batcher.fenced is not None:
+            raise self._batcher.fenced
 
     def _partition_for(self, queue: TopicQueue, key: bytes | None) -> int:
         """Return the partition that the ``partitioner`` of the settings chooses."""
@@ -328,13 +260,7 @@ class Producer(Generic[K, V]):
 
     def _refuse(self, topic: str, error: EmbedlogError) -> RecordFuture:
         """Return a failed future, for a record that was refused by itself."""
-        with self._lock:
-            return self._refuse_locked(topic, error)
-
-    def _refuse_locked(self, topic: str, error: EmbedlogError) -> RecordFuture:
-        reports = self._context.reports
-        reports.counts(topic).errors += 1
-        return RecordFuture._completed(error, reports.unretrieved.add(topic, None, 1, error))
+        return RecordFuture._completed(error, self._batcher.failed(topic, None, 1, error))
 
     # Sending many records
 
@@ -372,32 +298,34 @@ class Producer(Generic[K, V]):
                 only a part of another one.
         """
         queue = self._queue_for(topic, partition)
+        for name, column in (("values", values), ("keys", keys)):
+            if isinstance(column, str | bytes | dict | set):
+                # Their characters, numbers or keys would become records.
+                raise InvalidRecordError(
+                    f"{name} must be a list with one item per record, got {type(column).__name__}",
+                    topic=topic,
+                    todo="To write one record, call send.",
+                )
+        columns: dict[str, Any] = {"keys": keys, "headers": headers, "timestamps": timestamps}
+        for name, each in columns.items():
+            if each is not None and not isinstance(each, int) and len(each) != len(values):
+                raise InvalidRecordError(
+                    f"There are {len(values)} values, but {len(each)} {name}", topic=topic
+                )
         if queue.settings.row_encoder is not None:
             from embedlog.producer.typed_rows import split_rows
 
-            rows = self._typed_rows(queue, values, keys, headers, timestamps)
-            return self._write_typed(
-                queue, split_rows(rows, queue.settings.info), partition, sequence
+            typed = self._typed_rows(queue, values, keys, headers, timestamps)
+            return self._write(
+                queue, list(split_rows(typed, queue.settings.info)), partition, sequence
             )
         rows = self._rows(queue, values, keys, headers, timestamps)
-        count = len(rows.values)
-        if not count:
-            return BatchFuture._completed([])
-        queue.check_keys(rows.keys, count)
-        rows = rows.measured()
-        size = size_of(rows)
-        custom_partitioner = self.config.partitioner is not None
-        if size > queue.settings.batch_bytes or custom_partitioner:
+        size = rows.size()
+        is_small = size <= queue.settings.encoding.list_bytes
+        if not is_small or self.config.partitioner is not None:
             check_all_bytes(rows)
-        numbered = self._numbered(queue, partition, sequence, count)
-        if custom_partitioner and partition is None and numbered is None:
-            groups: dict[int, list[int]] = {}
-            for row, row_key in enumerate(rows.keys or [None] * count):
-                groups.setdefault(self._partition_for(queue, row_key), []).append(row)
-            batches = queue.row_partitioner.split_groups(rows, groups)
-        else:
-            batches = queue.row_partitioner.split_rows(rows, size, partition)
-        return self._future(queue.send_batches(batches, numbered))
+        parts = [rows] if size <= CHUNK_BYTES else list(rows.chunks(CHUNK_BYTES, size))
+        return self._write(queue, parts, partition, sequence, at_once=is_small)
 
     def append_table(
         self,
@@ -433,69 +361,67 @@ class Producer(Generic[K, V]):
             SerializationError: There is no such column, or it has another type.
             InvalidRecordError: As `send_batch`.
         """
+        from embedlog.producer import table_rows, typed_rows
+
         queue = self._queue_for(topic, partition)
-        table, settings = arrow_table(table, topic), queue.settings
-        if settings.row_encoder is not None:
-            return self._append_typed(queue, table, (key, value, timestamp), partition, sequence)
-        check_columns(table, key, value, timestamp)
-        if settings.serializes:
-            from embedlog.producer.serialize_table import serialize_table
+        table, settings = table_rows.arrow_table(table, topic), queue.settings
+        encoder, now_ms = settings.row_encoder, self._clock()
+        if encoder is not None:
+            if any(name is not None for name in (key, value, timestamp)):
+                raise SerializationError(
+                    "The topic's schema says which columns are key and timestamp",
+                    topic=topic,
+                    todo="Leave out key, value and timestamp.",
+                )
+            parts = list(typed_rows.of_table(table, topic, encoder.schema, now_ms))
+        else:
+            table_rows.check_columns(table, key, value, timestamp)
+            if settings.serializes:
+                table = table_rows.serialize_table(table, topic, settings, key, value, timestamp)
+            rows, time = table_rows.table_rows(table, key, value, timestamp, now_ms)
+            parts = [ColumnRows(part, part.column(1), None, time) for part in rows.to_batches()]
+        return self._write(queue, parts, partition, sequence)
 
-            table = serialize_table(table, topic, settings, key, value, timestamp)
-        rows = table_rows(table, key, value, timestamp, self._clock())
-        count = rows.table.num_rows
-        if not count:
-            return BatchFuture._completed([])
-        keys = rows.table.column(1)
-        if queue.settings.info.config.compacts and keys.null_count:
-            queue.check_keys(keys.to_pylist(), count)
-        numbered = self._numbered(queue, partition, sequence, count)
-        batches = queue.row_partitioner.split_table(rows, partition)
-        return self._future(queue.send_batches(batches, numbered))
-
-    def _append_typed(
+    def _write(
         self,
         queue: TopicQueue,
-        table: Any,
-        names: tuple[str | None, ...],
+        parts: Sequence[AnyRows],
         partition: int | None,
         sequence: int | None,
+        at_once: bool = False,
     ) -> BatchFuture:
-        """Do as `append_table`, for a typed topic."""
-        from embedlog.producer.typed_rows import of_table
+        """Write records now; nothing is written if one of them is refused.
 
-        topic, encoder = queue.topic, queue.settings.row_encoder
-        assert encoder is not None
-        if any(name is not None for name in names):
-            raise SerializationError(
-                "The topic's schema says which columns are key and timestamp",
-                topic=topic,
-                todo="Leave out key, value and timestamp.",
-            )
-        parts = of_table(table, topic, encoder.schema, self._clock())
-        return self._write_typed(queue, parts, partition, sequence)
-
-    def _write_typed(
-        self,
-        queue: TopicQueue,
-        records: Iterable[TypedColumns],
-        partition: int | None,
-        sequence: int | None,
-    ) -> BatchFuture:
-        """Write records of a typed topic now; nothing is written if one of them is refused."""
-        parts = list(records)
-        count = sum(part.columns.num_rows for part in parts)
+        Args:
+            queue: That of the topic.
+            parts: The records.
+            partition: The partition of all of them; None if their keys decide.
+            sequence: The application's number of the first one.
+            at_once: Whether to encode everything before the first batch is written.
+        """
+        count = sum(part.row_count for part in parts)
         if not count:
             return BatchFuture._completed([])
-        if queue.settings.info.config.compacts and any(part.keys.null_count for part in parts):
-            keys = [key for part in parts for key in part.keys.to_pylist()]
-            raise no_key(queue.topic, [row for row, key in enumerate(keys) if key is None])
+        queue.check_keys(parts)
         numbered = self._numbered(queue, partition, sequence, count)
+        if numbered is not None:
+            partition = numbered[0]
         choose = None
-        if self.config.partitioner is not None and numbered is None:
+        if self.config.partitioner is not None and partition is None:
             choose = partial(self._partition_for, queue)
-        batches = queue.row_partitioner.split_typed(parts, partition, choose)
-        return self._future(queue.send_batches(batches, numbered))
+        batches = queue.row_partitioner.split_all(parts, partition, choose)
+        # A value that is not bytes is found as the rows are encoded.
+        # Not kept in a variable: it must be garbage with its future, even if this frame is kept.
+        return self._future(
+            queue.send_batches(iter(list(batches)) if at_once else batches, numbered)
+        )
+
+    def _future(self, delivery: Delivery) -> BatchFuture:
+        if self._no_acks:
+            return BatchFuture._completed([])
+        future = BatchFuture()
+        future._delivery = delivery
+        return future
 
     def _typed_rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
@@ -503,7 +429,6 @@ class Producer(Generic[K, V]):
         """Return the arguments of `send_batch` as rows of a typed topic."""
         encoder, count, now_ms = queue.settings.row_encoder, len(values), self._clock()
         assert encoder is not None
-        self._check_lengths(queue.topic, values, keys, headers, timestamps)
         if timestamps is None or isinstance(timestamps, int):
             timestamps = [timestamps] * count
         rows = []
@@ -535,7 +460,6 @@ class Producer(Generic[K, V]):
     def _rows(
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
-        self._check_lengths(queue.topic, values, keys, headers, timestamps)
         topic, items, settings = queue.topic, keys, queue.settings
         serializers = settings.key_serializer, settings.value_serializer
         if any(serializer is not None and serializer.uses_headers for serializer in serializers):
@@ -551,25 +475,8 @@ class Producer(Generic[K, V]):
             timestamps = self._clock()
         if headers is not None:
             headers = [check_headers(pairs) for pairs in headers]
-        return Rows(values, keys, timestamps, headers if headers and any(headers) else None)
-
-    def _check_lengths(
-        self, topic: str, values: Any, keys: Any, headers: Any, timestamps: Any
-    ) -> None:
-        """Refuse arguments of `send_batch` that are not lists with one item per record."""
-        for name, column in (("values", values), ("keys", keys)):
-            if isinstance(column, str | bytes | dict | set):
-                # Their characters, numbers or keys would become records.
-                raise InvalidRecordError(
-                    f"{name} must be a list with one item per record, got {type(column).__name__}",
-                    topic=topic,
-                    todo="To write one record, call send.",
-                )
-        for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
-            if column is not None and not isinstance(column, int) and len(column) != len(values):
-                raise InvalidRecordError(
-                    f"There are {len(values)} values, but {len(column)} {name}", topic=topic
-                )
+        headers = headers if headers and any(headers) else None
+        return Rows(values, keys, timestamps, headers).measured()
 
     def _numbered(
         self, queue: TopicQueue, partition: int | None, sequence: int | None, count: int
@@ -592,13 +499,6 @@ class Producer(Generic[K, V]):
             )
         return partition or 0, sequence, count
 
-    def _future(self, delivery: Delivery) -> BatchFuture:
-        if self._no_acks:
-            return BatchFuture._completed([])
-        future = BatchFuture()
-        future._delivery = delivery
-        return future
-
     def last_sequence(self, topic: str, partition: int = 0) -> int | None:
         """Return the number of this producer's last record in a partition; None if there is none.
 
@@ -609,7 +509,7 @@ class Producer(Generic[K, V]):
         with queue.drain_lock:
             queue.drain_locked(None)
             state = queue.writer(partition).resume()
-        self._context.reports.notify()
+        self._batcher.notify()
         return state.batches[-1].last_sequence if state is not None and state.batches else None
 
     def partitions_for(self, topic: str) -> set[int]:
@@ -639,11 +539,10 @@ class Producer(Generic[K, V]):
                 how many records of which topics.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        reports = self._context.reports
-        with reports.unretrieved.raised(raise_errors):
+        with self._batcher.unretrieved.raised(raise_errors):
             for queue in list(self._queues.values()):
                 queue.flush(deadline)
-            reports.run_callbacks(wait=True)
+            self._batcher.run_callbacks(wait=True)
 
     def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Write the unwritten records, for at most ``timeout`` seconds, and stop.
@@ -658,7 +557,7 @@ class Producer(Generic[K, V]):
         Raises:
             DeliveryFailedError: With ``raise_errors``: records failed.
         """
-        with self._context.reports.unretrieved.raised(raise_errors):
+        with self._batcher.unretrieved.raised(raise_errors):
             self._close(timeout)
 
     def _close(self, timeout: float | None) -> None:
@@ -672,14 +571,14 @@ class Producer(Generic[K, V]):
         except TimeoutError:
             pass
         finally:
-            self._context.abandoned = True
+            self._batcher.abandoned = True
             for queue in list(self._queues.values()):
                 queue.abandon()
             with self._lock:
                 self._queues.clear()
-            self._context.reports.notify()
-            self._context.sender.stop()
-            self._context.client.close()
+            self._batcher.notify()
+            self._batcher.stop_thread()
+            self._batcher.client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -690,7 +589,7 @@ class Producer(Generic[K, V]):
     def __del__(self) -> None:
         if getattr(self, "_closed", True):
             return
-        if self._context.buffer_pool.buffered:
+        if self._batcher.buffered:
             unsent = sum(queue.unsent_records() for queue in self._queues.values())
             warnings.warn(
                 f"{self!r} was not closed; {plural(unsent, 'record')} unsent",
@@ -700,7 +599,7 @@ class Producer(Generic[K, V]):
             )
             if not self.root.closed:
                 self.close(5.0)
-        self._context.sender.stop(0)
+        self._batcher.stop_thread(0)
 
     def metrics(self) -> Metrics:
         """Return counts, sizes and times by name, in Kafka's groups, as kafka-python does.
@@ -713,13 +612,14 @@ class Producer(Generic[K, V]):
         return nested(self._samples())
 
     def _samples(self) -> Iterator[Sample]:
-        return self._context.reports.samples()
+        return self._batcher.samples()
 
     def _after_fork(self) -> None:
         """Start again in a forked child: the parent writes the records that were sent before."""
         closed = self._closed
         for queue in self._queues.values():
             queue.after_fork()
+        self._batcher.start()
         self._start()
         self._closed = closed
 

@@ -7,7 +7,6 @@ a version, in which the producer's id and epoch come first: once a newer produce
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import uuid
@@ -26,10 +25,11 @@ from embedlog.errors import (
     RecordBatchTooLargeError,
 )
 from embedlog.files import process_id
+from embedlog.lazy import logging
 from embedlog.listeners import PRODUCER, Client
 from embedlog.partitioner import partition_for_key
 from embedlog.producer.future import RecordFuture
-from embedlog.producer.row_batches import Rows, chunks, encode_rows
+from embedlog.producer.row_batches import Encoding, Rows
 from embedlog.producer.validation import check_headers, check_partition, check_size, to_bytes
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFile, StagedFileWriter
@@ -224,10 +224,10 @@ class Transactions:
             compression = self._config.compression_type
         limits = BatchLimits(info.config.max_message_bytes, info.config.segment_bytes)
         values, keys, timestamps, headers = map(list, zip(*rows, strict=True))
-        columns = Rows(values, keys, timestamps, headers if any(headers) else None)
-        for chunk in chunks(columns, self._config.batch_size, None):
-            for batch in encode_rows(chunk.measured(), compression, limits):
-                writer.add(topic, info.id, partition, batch)
+        columns = Rows(values, keys, timestamps, headers if any(headers) else None).measured()
+        size = self._config.batch_size
+        for batch in columns.batches(Encoding(compression, limits, size, size, size)):
+            writer.add(topic, info.id, partition, batch)
 
     def _publish(self, staged: list[StagedFile], version: int) -> None:
         client = Client(PRODUCER, self._name, self._config.client_id)

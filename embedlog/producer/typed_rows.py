@@ -1,109 +1,31 @@
-"""Makes batches of columns: of typed topics, from rows that were sent and from tables; of others
-for writers that choose the partitions themselves.
-"""
+"""Records of typed topics as columns: rows that were sent, tables, and rows with tombstones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from embedlog.batch import BatchLimits, EncodedBatch
-from embedlog.batch.arrays import number, numbers, repeated
+from embedlog.batch.arrays import number, repeated
 from embedlog.batch.key_bytes import key_bytes
 from embedlog.batch.wire import HEADERS, TOMBSTONES, headers_type, layout_of, timestamp_type
 from embedlog.catalog import TopicInfo
 from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
 from embedlog.lazy import pa, pc
-from embedlog.partitioner import sorted_by_partition
-from embedlog.producer.row_batches import (
-    CHUNK_BYTES,
-    DECODED_BYTES,
-    Rows,
-    encode_columns,
-    slice_bounds,
-)
+from embedlog.producer.row_batches import CHUNK_BYTES, ColumnRows, Rows
 from embedlog.schemas.conform import conform, decoded
 from embedlog.schemas.evolution import convert
 from embedlog.schemas.reading import TOMBSTONE
 from embedlog.schemas.segment_schema import absent, segment_schema
 from embedlog.schemas.topic_schema import TopicSchema
-from embedlog.schemas.typed_batch import TypedBatch, encode_typed
 from embedlog.schemas.typed_row import TypedRow
 
 _CHUNK_ROWS = 1 << 16
 """Chunks with fewer rows than this are copied to larger ones."""
-_BATCH_ROWS = 1 << 16
-"""The most rows of a batch: a consumer converts all of them to objects."""
-_BATCH_BYTES = 1 << 20
-"""About how large batches of bytes are that no producer's ``batch_size`` limits."""
 
 
-class TypedColumns(NamedTuple):
-    """Records of a typed topic as columns."""
-
-    columns: Any
-    """A `pyarrow.RecordBatch` with the columns of a segment."""
-    keys: Any
-    """The key of each record, as a `pyarrow.BinaryArray`."""
-    schema: TopicSchema
-    timestamp: int | None = None
-    """The timestamp of all records in ms, if they came without one."""
-
-    def take(self, rows: Any) -> TypedColumns:
-        """Return some of the records, by their rows."""
-        return self._replace(columns=self.columns.take(rows), keys=self.keys.take(rows))
-
-    def batches(
-        self,
-        limit: int,
-        decoded_limit: int,
-        compression: str,
-        limits: BatchLimits,
-        text_statistics: frozenset[str] | None,
-    ) -> Iterator[TypedBatch]:
-        """Yield batches within the limits of the topic.
-
-        The first batch says how well the rows can be compressed; the next ones are as large as
-        that allows, since a reader of a few columns takes as long for a small batch.
-
-        Args:
-            limit: About how many bytes a batch may have, as it is stored.
-            decoded_limit: About how many its columns may take, decompressed.
-            compression: ``none``, ``lz4`` or ``zstd``.
-            limits: What the topic accepts.
-            text_statistics: The columns of text that get statistics; None for no statistics.
-        """
-        count = self.columns.num_rows
-        row_bytes = max(self.columns.nbytes / max(count, 1), 1)
-        step = first_step = max(min(int(limit / row_bytes), _BATCH_ROWS), 1)
-        times = None if self.timestamp is None else (self.timestamp, self.timestamp)
-        encode = partial(
-            encode_typed,
-            schema=self.schema,
-            compression=compression,
-            timestamps=times,
-            text_statistics=text_statistics,
-        )
-        start = 0
-        while start < count:
-            part = self.columns.slice(start, min(step, count - start))
-            for encoded in limits.split(part, encode):
-                yield encoded
-            start += part.num_rows
-            stored_rows = 7 * limit * encoded.count // (8 * encoded.size)
-            step = max(first_step, min(stored_rows, int(decoded_limit / row_bytes), _BATCH_ROWS))
-
-    def slice(self, start: int, stop: int) -> TypedColumns:
-        """Return the records ``[start, stop)``."""
-        count = stop - start
-        columns, keys = self.columns.slice(start, count), self.keys.slice(start, count)
-        return self._replace(columns=columns, keys=keys)
-
-
-def split_rows(rows: Rows, topic: TopicInfo) -> Iterator[TypedColumns]:
+def split_rows(rows: Rows, topic: TopicInfo) -> Iterator[ColumnRows]:
     """Yield the rows of a `send_batch`, at most about `CHUNK_BYTES` at a time."""
     start = size = 0
     for stop, row in enumerate(rows.values):
@@ -115,7 +37,7 @@ def split_rows(rows: Rows, topic: TopicInfo) -> Iterator[TypedColumns]:
         yield of_rows(rows.slice(start, len(rows.values)), topic)
 
 
-def of_rows(rows: Rows, topic: TopicInfo) -> TypedColumns:
+def of_rows(rows: Rows, topic: TopicInfo) -> ColumnRows:
     """Return records that `send` collected; the schema may have changed between them.
 
     Raises:
@@ -139,12 +61,12 @@ def of_rows(rows: Rows, topic: TopicInfo) -> TypedColumns:
         headers = None if rows.headers is None else rows.headers[start:stop]
         columns = encoder.columns(values, timestamps[start:stop], headers)
         keys = encoder.key_bytes([row.key for row in values])
-        parts.append(TypedColumns(columns, keys, encoder.schema))
+        parts.append(ColumnRows(columns, keys, encoder.schema))
         start = stop
     return parts[0] if len(parts) == 1 else _in_last_schema(parts)
 
 
-def _in_last_schema(parts: list[TypedColumns]) -> TypedColumns:
+def _in_last_schema(parts: list[Any]) -> ColumnRows:
     schema, flags = parts[-1].schema, 0
     for part in parts:
         flags |= layout_of(part.columns.schema).flags
@@ -154,10 +76,10 @@ def _in_last_schema(parts: list[TypedColumns]) -> TypedColumns:
     columns = [convert(part.columns, part.schema, schema, target) for part in parts]
     table = pa.Table.from_batches(columns).combine_chunks()
     keys = pa.concat_arrays([part.keys for part in parts])
-    return TypedColumns(table.to_batches()[0], keys, schema)
+    return ColumnRows(table.to_batches()[0], keys, schema)
 
 
-def of_table(table: Any, topic: str, schema: TopicSchema, now_ms: int) -> Iterator[TypedColumns]:
+def of_table(table: Any, topic: str, schema: TopicSchema, now_ms: int) -> Iterator[ColumnRows]:
     """Yield the rows of a user's table, some at a time.
 
     A column ``headers`` has the headers of the records, and ``timestamp`` their timestamps if the
@@ -186,7 +108,7 @@ def of_table(table: Any, topic: str, schema: TopicSchema, now_ms: int) -> Iterat
         keys = pa.nulls(batch.num_rows, pa.binary())
         if schema.key:
             keys = key_bytes([batch.column(name) for name in schema.key])
-        yield TypedColumns(batch, keys, schema, one_time)
+        yield ColumnRows(batch, keys, schema, one_time)
 
 
 def _in_large_chunks(table: Any) -> Any:
@@ -215,7 +137,7 @@ def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:
 
 def with_tombstones(
     present: Any, tombstones: Any, is_deleted: Any, schema: TopicSchema, topic: str, now_ms: int
-) -> TypedColumns:
+) -> ColumnRows:
     """Return rows some of which are tombstones, in their order.
 
     Args:
@@ -234,17 +156,17 @@ def with_tombstones(
     parts = [_tombstones(tombstones, schema, topic, now_ms, target)]
     for rows in of_table(present, topic, schema, now_ms):
         columns = convert(rows.columns, schema, schema, target)
-        parts.append(TypedColumns(columns, rows.keys, schema))
+        parts.append(ColumnRows(columns, rows.keys, schema))
     columns = pa.Table.from_batches([part.columns for part in parts]).combine_chunks()
     places = [pc.indices_nonzero(mask) for mask in (is_deleted, pc.invert(is_deleted))]
     order = pc.sort_indices(pa.concat_arrays(places))
     keys = pa.concat_arrays([part.keys for part in parts])
-    return TypedColumns(columns.to_batches()[0], keys, schema).take(order)
+    return ColumnRows(columns.to_batches()[0], keys, schema).take(order)
 
 
 def _tombstones(
     table: Any, schema: TopicSchema, topic: str, now_ms: int, target: Any
-) -> TypedColumns:
+) -> ColumnRows:
     """Return tombstones with the columns of a segment: of the values only key and timestamp."""
     times = pa.nulls(table.num_rows, timestamp_type())
     if "timestamp" in table.column_names:
@@ -279,7 +201,7 @@ def _tombstones(
             arrays.append(_one_chunk(table.column("headers").cast(headers_type())))
         else:
             arrays.append(pa.nulls(table.num_rows, field.type))
-    return TypedColumns(pa.RecordBatch.from_arrays(arrays, schema=target), keys, schema)
+    return ColumnRows(pa.RecordBatch.from_arrays(arrays, schema=target), keys, schema)
 
 
 def _with_time(present: Any, schema: TopicSchema, times: Any) -> Any:
@@ -299,46 +221,3 @@ def _with_time(present: Any, schema: TopicSchema, times: Any) -> Any:
 def _one_chunk(column: Any) -> Any:
     chunks = column.combine_chunks()
     return pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks
-
-
-# Batches of rows of either kind
-
-
-def batches_by_partition(
-    rows: Any,
-    partitions: Any,
-    limits: BatchLimits,
-    compression: str,
-    text_statistics: frozenset[str] | None = frozenset(),
-) -> Iterator[tuple[int, EncodedBatch]]:
-    """Yield rows as batches, each with its partition; rows of a partition keep their order.
-
-    Args:
-        rows: `TypedColumns`, or a `pyarrow.RecordBatch` with the columns of a topic of bytes.
-        partitions: The partition of each row, as a numpy array; None if it is 0 for all.
-        limits, compression, text_statistics: As in `TypedColumns.batches`.
-    """
-    order: Any = None
-    ranges = [(0, 0, 0)]
-    if partitions is not None:
-        order, ranges = sorted_by_partition(partitions)
-    for partition, start, stop in ranges:
-        is_part = len(ranges) > 1
-        part = rows.take(numbers(order[start:stop], pa.int64())) if is_part else rows
-        for batch in column_batches(part, limits, compression, text_statistics):
-            yield partition, batch
-
-
-def column_batches(
-    rows: Any,
-    limits: BatchLimits,
-    compression: str,
-    text_statistics: frozenset[str] | None = frozenset(),
-) -> Iterator[EncodedBatch]:
-    """Yield rows for one partition as batches; for the arguments see `batches_by_partition`."""
-    if isinstance(rows, TypedColumns):
-        limit = limits.record_bytes(DECODED_BYTES)
-        yield from rows.batches(limit, DECODED_BYTES, compression, limits, text_statistics)
-        return
-    for start, stop in slice_bounds(rows, limits.record_bytes(_BATCH_BYTES)):
-        yield from encode_columns(rows.slice(start, stop - start), compression, limits)

@@ -31,13 +31,9 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.partitioner import partitions_for_keys
-from embedlog.producer.row_batches import table_rows
-from embedlog.producer.typed_rows import (
-    TypedColumns,
-    batches_by_partition,
-    of_table,
-    with_tombstones,
-)
+from embedlog.producer.row_batches import ColumnRows, batches_by_partition
+from embedlog.producer.table_rows import table_rows
+from embedlog.producer.typed_rows import of_table, with_tombstones
 from embedlog.publish.staging import StagedFile, StagedFileWriter
 from embedlog.schemas.conform import conform
 from embedlog.schemas.reading import TOMBSTONE
@@ -241,7 +237,7 @@ def _record_columns(table: Any) -> Any:
     if "headers" in names:
         check_headers(table.column("headers"))
     now_ms = time.time_ns() // 1_000_000
-    columns = table_rows(table.select(names), None, None, None, now_ms).table
+    columns, _ = table_rows(table.select(names), None, None, None, now_ms)
     # In one chunk: sorting the rows of several is slow, and a batch is one.
     return columns.combine_chunks().to_batches()[0]
 
@@ -319,7 +315,7 @@ def _arrow_type(field: dict[str, Any], topic: str) -> Any:
 
 def topic_rows(
     table: Any, schema: TopicSchema, topic: str, now_ms: int
-) -> Iterator[tuple[TypedColumns, Any]]:
+) -> Iterator[tuple[ColumnRows, Any]]:
     """Yield rows of a topic, each time with the rows of the DataFrame that they are.
 
     Args:

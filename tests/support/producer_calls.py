@@ -123,7 +123,6 @@ class ProducerCalls:
         """Do what the background thread does when records have lingered."""
         for queue in list(self.producer._queues.values()):
             queue.due_at()
-            queue.pending()
             queue.drain(wait=False)
 
     def inspect(self) -> None:
@@ -135,6 +134,9 @@ class ProducerCalls:
 
     def close(self) -> None:
         self.producer.close()
+
+    def give_up(self) -> None:
+        self.producer.close(0)
 
     # Checks
 
@@ -203,6 +205,7 @@ CALLS: tuple[str, ...] = (
     "drain",
     "inspect",
     "close",
+    "give_up",
 )
 
 

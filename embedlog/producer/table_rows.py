@@ -1,22 +1,167 @@
-"""Serializes the columns of a table for a topic with serializers, without a loop over its rows.
+"""Tables that programs append: what they may be, and their columns as bytes.
 
-Numbers and text become JSON column by column; only nested values, times and text that has to be
-escaped take a call of Python's encoder each.
+For a topic with serializers numbers and text become JSON column by column; only nested values,
+times and text that has to be escaped take a call of Python's encoder each.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from bisect import bisect_left
+from functools import partial
+from typing import Any, Protocol
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from embedlog.batch.arrays import data
+from embedlog.batch import schema
+from embedlog.batch.arrays import data, number, repeated
+from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
+from embedlog.lazy import pa, pc
 from embedlog.producer.validation import Serializers, serialize_all
 from embedlog.schemas.conform import decoded, decoded_array
 from embedlog.serializers import Adapter, Field, encode_json, json_text
+
+
+class ArrowStream(Protocol):
+    """A table that speaks Arrow: of pyarrow, pandas, Polars, DuckDB and others."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> object:
+        """Return the batches as a PyCapsule."""
+
+
+class ArrowArray(Protocol):
+    """A batch of rows that speaks Arrow."""
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> object:
+        """Return the columns as PyCapsules."""
+
+
+def table_rows(
+    table: Any, key: str | None, value: str | None, timestamp: str | None, now_ms: int
+) -> tuple[Any, int | None]:
+    """Return a table with the columns of a batch, and the timestamp of all rows if it had none.
+
+    Text becomes its UTF-8 bytes, without a copy where Arrow's layout is the same.
+
+    Args:
+        table: A `pyarrow.Table`.
+        key, value, timestamp: Names of columns; None means the default name, if the table has it.
+        now_ms: The timestamp of rows without one.
+
+    Raises:
+        SerializationError: A column has another type, or there are no values.
+    """
+    rows = table.num_rows
+    times = _column(table, "timestamp", timestamp, timestamp_type())
+    keys = _column(table, "key", key, pa.binary())
+    values = _column(table, "value", value, pa.binary())
+    if values is None:
+        raise SerializationError(
+            f"There is no column value, only {', '.join(table.column_names)}",
+            todo="Name the column: append_table(..., value='…').",
+        )
+    one_time = now_ms if times is None else None
+    if times is None:
+        times = repeated(now_ms, timestamp_type(), rows)
+    elif times.null_count:
+        times = times.fill_null(number(now_ms, timestamp_type()))
+    columns = [times, pa.nulls(rows, pa.binary()) if keys is None else keys, values]
+    headers = _column(table, "headers", None, headers_type())
+    if headers is not None:
+        columns.append(headers)
+    return pa.table(columns, schema=schema(headers=headers is not None)), one_time
+
+
+def arrow_table(source: Any, topic: str) -> Any:
+    """Return a `pyarrow.Table` of anything that is a table for Arrow.
+
+    Raises:
+        SerializationError: It is none, or has values for which Arrow has no type.
+    """
+    if isinstance(source, pa.Table):
+        return source
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        try:
+            return pa.table(source)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise _no_arrow_type(source, error, topic) from error
+    raise SerializationError(
+        f"A {type(source).__name__} is not a table",
+        todo="Pass a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame.",
+    )
+
+
+def _no_arrow_type(source: Any, error: Exception, topic: str) -> SerializationError:
+    """Return the error of a frame that Arrow cannot convert; of pandas, with column and row."""
+    what = f"Arrow cannot convert the {type(source).__name__}"
+    facts: dict[str, Any] = {}
+    for name, column in source.items() if hasattr(source, "items") else ():
+        row = bisect_left(range(len(column)), True, key=partial(_fails, column))
+        if row < len(column):
+            what = f"Arrow has no type for row {row} of column {name} with the rows before it"
+            facts = {"column": str(name), "row": row}
+            break
+    return SerializationError(
+        f"{what}: {error.args[0] if isinstance(error, pa.ArrowException) else error}",
+        topic=topic,
+        todo="Convert the column to one type that Arrow has.",
+        **facts,
+    )
+
+
+def _fails(column: Any, row: int) -> bool:
+    """Return whether Arrow cannot convert the rows of a pandas Series up to one of them."""
+    try:
+        pa.array(column.iloc[: row + 1], from_pandas=True)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return True
+    return False
+
+
+def check_columns(table: Any, *names: str | None) -> None:
+    """Raise a `SerializationError` if a table has no column of a name; None is no name."""
+    for name in names:
+        if name is not None and name not in table.column_names:
+            raise SerializationError(
+                f"There is no column {name}, only {', '.join(table.column_names)}"
+            )
+
+
+def _column(table: Any, default: str, name: str | None, target: Any) -> Any:
+    """Return a column as type ``target``; None if it is not named and there is no default one."""
+    name_or_default = default if name is None else name
+    if name_or_default in table.column_names:
+        return _cast(table.column(name_or_default), target, name_or_default)
+    return None
+
+
+def _cast(column: Any, target: Any, name: str) -> Any:
+    types, column_type = pa.types, column.type
+    if column_type == target:
+        return column
+    try:
+        column = decoded(column)
+        column_type = column.type
+        if target == pa.binary():
+            if types.is_large_string(column_type):
+                column = column.cast(pa.string())
+            elif not (
+                types.is_string(column_type)
+                or "binary" in str(column_type)
+                or types.is_null(column_type)
+            ):
+                raise SerializationError(
+                    f"Column {name} must be binary or text, got {column_type}",
+                    todo="Cast it first.",
+                )
+        if types.is_integer(column_type):
+            column = column.cast(pa.int64())
+        # Nanoseconds are truncated to milliseconds, the unit of a record's timestamp.
+        return column.cast(target, safe=not types.is_temporal(column_type))
+    except pa.ArrowException as error:
+        raise SerializationError(f"Column {name} is {column_type}: {error}") from error
+
+
+# Serializers
 
 _TEXT_NAMES = (None, "bytes", "str", "json", "uuid")
 """The serializers whose bytes are text, or may be: a column of text is written as it is."""
