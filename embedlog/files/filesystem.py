@@ -56,8 +56,8 @@ REMOTE_FILESYSTEMS: Final = {
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _statx = getattr(_libc, "statx", None)
-_EMPTY_PATH, _LINK_COUNT, _STATUS_BYTES = 0x1000, 4, 256
-"""From linux/stat.h: the file of the descriptor, what to return of it, and the size of that."""
+_EMPTY_PATH, _LINK_COUNT, _Status = 0x1000, 4, ctypes.c_char * 256
+"""From linux/stat.h: the file of the descriptor, what to return of it, and room for that."""
 
 
 def storage_error(
@@ -169,7 +169,7 @@ def link_count(fd: int) -> int:
     Not by `fstat`: it asks for the file's times, and since Linux 6.13 the next write then has to
     record a new one in the inode, so that its flush takes half as long again.
     """
-    status = ctypes.create_string_buffer(_STATUS_BYTES)
+    status = _Status()
     if _statx is None or _statx(fd, b"", _EMPTY_PATH, _LINK_COUNT, status):
         return os.fstat(fd).st_nlink
     return int.from_bytes(status.raw[16:20], sys.byteorder)
