@@ -61,7 +61,7 @@ def bench_fdatasync(benchmark, note, fd, size):
 def bench_fdatasync_in_place(benchmark, note, fd, how):
     """Overwrite space that was written with zeros before, or only allocated, and flush it.
 
-    What is only allocated is recorded as written in the file system's journal.
+    The first write to each block that is only allocated is recorded in the file system's journal.
     """
     data, end = bytes(808), [0]
     if how == "zeros":

@@ -44,6 +44,7 @@ from embedlog.files.filesystem import (
     REMOTE_FILESYSTEMS,
     filesystem_magic,
     free_blocks,
+    link_count,
     lock_holder,
     parts,
     process_state,
@@ -338,7 +339,7 @@ class Files:
             LogDeletedError: It was deleted, perhaps with the whole log.
         """
         try:
-            linked = os.fstat(fd).st_nlink
+            linked = link_count(fd)
         except OSError as error:
             raise self._failed(error, "stat", fd) from error
         if not linked:

@@ -3,7 +3,7 @@
 An append that extends its file changes the file's size, so each ``fdatasync`` has to commit the
 journal of the file system, which takes longer than to write the record.  So an append that is
 flushed first writes zeros ahead of the end, and those after it overwrite them.  (Space that
-``fallocate`` reserves does not help: to write to it for the first time is committed, too.)
+``fallocate`` reserves helps less: the first write to each of its blocks is committed, too.)
 
 Zeros behind the tail mean nothing: a batch, like an end mark, begins with other bytes.  Recovery
 and rolls truncate them, and Arrow takes them for the end of the stream.  So they need no order of

@@ -19,7 +19,7 @@ from embedlog.errors import StorageError
 from embedlog.partition import PartitionLog
 from embedlog.partition.tail import Tail
 from embedlog.record import Appended
-from embedlog.segment import SegmentFile
+from embedlog.segment import END_MARK, SegmentFile
 
 SCENARIOS = [Scenario(tuple(BIRTH))]
 
@@ -62,7 +62,7 @@ def by_forks(templates: Templates) -> Iterator[Callable[[], Any]]:
 
 
 def leave_an_unpublished_tail() -> None:
-    """A writer does not cut what a killed one left behind the published end."""
+    """A writer does not truncate what a killed one left behind the end, and neither does a roll."""
     real = PartitionLog.file_at
 
     def file_at(self: PartitionLog, tail: Tail) -> SegmentFile:
@@ -72,14 +72,23 @@ def leave_an_unpublished_tail() -> None:
         finally:
             SegmentFile.truncate = cut  # type: ignore[method-assign]
 
-    PartitionLog.file_at = file_at  # type: ignore[method-assign]
+    def seal(self: SegmentFile, position: int) -> None:
+        self.write([END_MARK], position)
+
+    PartitionLog.file_at, SegmentFile.seal = file_at, seal  # type: ignore[method-assign]
 
 
 def publish_before_the_write() -> None:
     """The end is published before the bytes are written."""
 
     def commit(
-        self: PartitionLog, file: SegmentFile, buffers: Any, position: int, _: int, publish: Any
+        self: PartitionLog,
+        file: SegmentFile,
+        buffers: Any,
+        position: int,
+        _: int,
+        publish: Any,
+        synced: bool = False,
     ) -> Any:
         published = self.context.live.write(publish)
         file.write(buffers, position)
@@ -114,7 +123,7 @@ def advance_over_a_failed_write() -> None:
         try:
             return real(self, *what)
         except StorageError:
-            self.context.live.write(what[-1])
+            self.context.live.write(what[4])
             raise
 
     PartitionLog.commit_locked = commit  # type: ignore[method-assign]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from support.case_workers import Outcome, Progress, Work, share_out
-from support.faulty_files import FaultyFiles
+from support.faulty_files import FaultyFiles, after_reboot
 from support.mutants import MUTANTS, Mutant
+from support.power_cut import SECTOR
 from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
-from support.roots import abandon, encoded, make_log, open_root, rows
+from support.roots import abandon, encoded, make_log, open_root, rows, segment_files
 from support.tiers import runs
 from test_damaged_databases import STATE, damage_databases
 from test_damaged_segments import mutate_in_memory, mutate_on_disk
@@ -47,6 +48,29 @@ def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
     abandon(root)
 
 
+def tear_a_batch(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
+    """A batch in preallocated space that lost any sector in a power cut is no record (P4, P12)."""
+    root = open_root(tmp_path / "root")
+    log = make_log(root)
+    log.append([encoded(b"good")], durability="fsync")
+    start = log.tail().log_end_position
+    log.append([encoded(*(b"%d" % number * 400 for number in range(5)))])
+    stop = log.tail().log_end_position
+    abandon(root)
+    (path,) = segment_files(tmp_path / "root")
+    whole = path.read_bytes()
+    assert len(whole) > stop + SECTOR
+    for first in range(start, stop, SECTOR):
+        edge = first - first % SECTOR
+        torn = range(max(edge, start), min(edge + SECTOR, stop))
+        path.write_bytes(whole[: torn.start] + bytes(len(torn)) + whole[torn.stop :])
+        outcome.count += 1
+        root = open_root(tmp_path / "root", files=after_reboot(f"boot {first}"))
+        with outcome.finding(f"without the bytes {torn}"):
+            assert [row[3] for row in rows(root.partition("t", 0))] == [b"good"]
+        abandon(root)
+
+
 CHECKS: dict[str, tuple[Work, list[Any]]] = {
     "fsync": (cut_everywhere, [Cut(seed, 150, 1.0) for seed in range(6)]),
     # Found by a search: most seeds leave no torn batch that only its checksum reveals.
@@ -60,6 +84,12 @@ CHECKS: dict[str, tuple[Work, list[Any]]] = {
     "disk": (mutate_on_disk, [(1, 40, "another boot")]),
     "state": (damage_databases, [(seed, 40, STATE, False) for seed in range(4)]),
 }
+
+
+def check_of(name: str, tmp_path: Any) -> tuple[Work, list[Any]]:
+    """Return a check, and its cases."""
+    alone = {"failed flush": fail_a_flush, "torn batch": tear_a_batch}
+    return (alone[name], [tmp_path]) if name in alone else CHECKS[name]
 
 
 def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, progress: Progress) -> None:
@@ -82,7 +112,7 @@ PLANTED = [mutant for mutant in MUTANTS if mutant.name in FEW or runs("all")]
 @pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
     """Every mutant must be caught by the check that is named for it."""
-    work, cases = CHECKS.get(mutant.check, (fail_a_flush, [tmp_path]))
+    work, cases = check_of(mutant.check, tmp_path)
     outcome = Outcome()
     # One by one, until one of them finds it.
     for first in range(0, len(cases), 2):
@@ -96,10 +126,12 @@ def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
 
 
 @pytest.mark.tier("all")
-@pytest.mark.parametrize("check", ["fsync", "os", "uniform", "recovery", "disk", "failed flush"])
+@pytest.mark.parametrize(
+    "check", ["fsync", "os", "uniform", "recovery", "disk", "failed flush", "torn batch"]
+)
 def test_without_a_planted_bug_nothing_is_found(check, tmp_path):
     """The same small checks are silent on what is not mutated."""
-    work, cases = CHECKS.get(check, (fail_a_flush, [tmp_path]))
+    work, cases = check_of(check, tmp_path)
     outcome = share_out(work, cases[:2])
 
     assert not outcome.findings, str(outcome)

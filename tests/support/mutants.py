@@ -194,7 +194,7 @@ MUTANTS = [
         (Change(f"{FLUSH}:flush", {"_sync_one(log, sync_data)": "log.tail()"}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
-    Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
+    Mutant("no checksum is checked after a power cut", "torn batch", (no_checksums,)),
     Mutant(
         "a writer does not truncate an unpublished tail",
         "uniform",
