@@ -15,7 +15,7 @@ from support import random_columns
 from support.hostile_batches import with_right_checksums, with_shifted_buffer
 
 from embedlog import batch
-from embedlog.batch import messages, wire
+from embedlog.batch import decode_rows, messages, wire
 from embedlog.batch.encode import lengths_of
 from embedlog.batch.encode_headers import encode_headers
 from embedlog.checksum import crc32c
@@ -109,9 +109,10 @@ def lists_by_arrow(part):
     return times.view(pa.int64()).to_pylist(), keys.to_pylist(), values.to_pylist(), None
 
 
-@pytest.mark.parametrize("rows", [*range(1, 11), 100, 1000], ids="rows={}".format)
-def test_the_rows_of_a_batch_are_those_that_arrow_reads(rows):
-    """A3: for items of one length, of any lengths, and nulls."""
+@pytest.mark.parametrize("rows", [*range(1, 11), 100, 256, 1000], ids="rows={}".format)
+def test_the_rows_of_a_batch_are_those_that_arrow_reads(rows, monkeypatch):
+    """A3: for items of one length, of any lengths, and nulls; as long as pyarrow is not loaded."""
+    monkeypatch.setattr(decode_rows, "FEW_ROWS", decode_rows.MANY_ROWS)
     rng = random.Random(rows)
     mixed = [None, b"", b"k", b"key"]
     for items in (mixed, mixed[1:], [None, b"key"], [b"key"], [b""], [None]):

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, overload
 
@@ -17,9 +17,9 @@ from embedlog.batch.arrays import empty
 from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.consumer.arguments import check_column_names, to_topic_partition
 from embedlog.consumer.deserialize import (
-    NO_HEADERS,
     RAW,
     Deserializers,
+    RecordRun,
     RowLists,
     topic_deserializers,
 )
@@ -313,19 +313,7 @@ class TopicView(Generic[K, V]):
                 if first or last < batch.count:
                     rows.keep(slice(first, last))
                 failure = None if deserializers is RAW else deserializers.apply(rows, partition)
-                records = zip(
-                    repeat(self.name),
-                    repeat(part.partition),
-                    rows.offsets,
-                    rows.times,
-                    repeat(int(batch.is_log_append_time)),
-                    rows.keys,
-                    rows.values,
-                    repeat(NO_HEADERS) if rows.headers is None else rows.headers,
-                    repeat(batch.leader_epoch),
-                    strict=False,
-                )
-                yield from list(map(Record._make, records))
+                yield from RecordRun.make_records(rows, iter(rows.values), partition, batch)
                 if failure is not None:
                     raise failure
 

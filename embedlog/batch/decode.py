@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -400,7 +401,8 @@ class Batch:
         Raises:
             CorruptBatchError: As `columns`.
         """
-        if self.flags & TYPED or not self._plain or self._source.indexes is not None:
+        is_small = 0 < self.count <= decode_rows.MANY_ROWS
+        if self.flags & TYPED or not (self._plain and is_small and self.is_complete):
             return self.timestamps().view(pa.int64()).to_pylist()  # type: ignore[no-any-return]
         (times,) = self._rows(1, verify=True)
         return times
@@ -460,15 +462,19 @@ class Batch:
 
     def _column_bytes(self, count: int, verify: bool) -> list[bytes]:
         """Return the bytes of the first columns, as they are in the file."""
-        source, start, fields = self._source, self._start, self._fields
-        columns = []
-        for i in range(count):
-            begin, end = self.column_range(i)
-            column = source.view[start + begin : start + end].tobytes()
-            if verify and extend(0, column) != fields[_TABLE + 3 * i + 1]:
-                self._reread(f"the CRC of column {source.layout.names[i]} is wrong")
+        source, fields, body = self._source, self._fields, self._body
+        columns, begin, size = [], 0, self._start + self.size - body
+        for at in range(_TABLE, _TABLE + 3 * count, 3):
+            end, crc = fields[at : at + 2]
+            if not begin <= end <= size:
+                source.corrupt(self._start, "its columns are outside of it")
+            column = source.view[body + begin : body + end].tobytes()
+            if verify and extend(0, column) != crc:
+                name = source.layout.names[(at - _TABLE) // 3]
+                self._reread(f"the CRC of column {name} is wrong")
                 return self._column_bytes(count, verify)
             columns.append(column)
+            begin = end
         return columns
 
     def _reread(self, reason: str) -> None:
@@ -576,26 +582,30 @@ class Batch:
         Raises:
             CorruptBatchError: As `columns`.
         """
-        if not self.count or not self._plain:
+        few = decode_rows.FEW_ROWS if "pyarrow" in sys.modules else decode_rows.MANY_ROWS
+        if not self._plain or not 0 < self.count <= few:
             columns = self.columns(("timestamp", "key", "value"), verify)
             self.check(columns)
             time, key, value = columns
-            times = time.view(pa.int64()).to_pylist()
+            times = [self.min_timestamp] * self.count
+            if self.min_timestamp != self.max_timestamp:
+                times = time.view(pa.int64()).to_pylist()
             return times, key.to_pylist(), value.to_pylist(), self.header_lists(verify)
         assert self._source.indexes is None, "a column was not read"
         times, keys, values = self._rows(3, verify)
-        return times, keys, values, self.header_lists(verify)
+        return times, keys, values, self.header_lists(verify) if self.flags & HEADERS else None
 
     def _rows(self, count: int, verify: bool) -> list[list[Any]]:
         """Return the first columns of an uncompressed batch of bytes as lists, without Arrow."""
         columns = self._column_bytes(count, verify)
-        head = self._source.view[self._start : self._block].tobytes()
-        starts = 0, *self._fields[_TABLE : _TABLE + 9 : 3], self.size - self.head_size
-        message = self._source.layout.message
+        source, start, fields = self._source, self._start, self._fields
+        head = source.view[start : self._block].tobytes()
+        ends = fields[_TABLE], fields[_TABLE + 3], fields[_TABLE + 6]
+        starts = (0, *ends, start + self.size - self._body)
         try:
-            rows = decode_rows.lists(head, columns, starts, self.count, message)
+            rows = decode_rows.lists(head, columns, starts, self.count, source.layout.message)
         except (ValueError, struct.error) as error:
-            self._source.corrupt(self._start, str(error))
+            source.corrupt(start, str(error))
         if self.flags & (LOG_APPEND_TIME | EXPLICIT_OFFSETS) == LOG_APPEND_TIME:
             rows[0] = [self.max_timestamp] * self.count
         return rows

@@ -22,7 +22,7 @@ from embedlog.record import OffsetAndTimestamp
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
 
-_FEW_ROWS = 1024
+_FEW_ROWS = 256
 """Up to here Python finds a row of a batch as fast as Arrow, which need not be loaded then."""
 
 
