@@ -16,7 +16,8 @@ from embedlog.batch.arrays import data, number, repeated
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
 from embedlog.lazy import pa, pc
-from embedlog.producer.validation import Serializers, serialize_all
+from embedlog.producer.topic_settings import TopicSettings
+from embedlog.producer.validation import serialize_all
 from embedlog.schemas.conform import decoded, decoded_array
 from embedlog.serializers import Adapter, Field, encode_json, json_text
 
@@ -176,7 +177,7 @@ _ESCAPED = r'["\\\x00-\x1f]'
 def serialize_table(
     table: pa.Table,
     topic: str,
-    serializers: Serializers,
+    settings: TopicSettings,
     key: str | None,
     value: str | None,
     timestamp: str | None,
@@ -189,14 +190,14 @@ def serialize_table(
     Args:
         table: The table.
         topic: The topic.
-        serializers: Those of the topic.
+        settings: Those of the topic, with its serializers.
         key, value, timestamp: The arguments of `Producer.append_table`.
 
     Raises:
         SerializationError: An item cannot be serialized, or it is not clear what the values are.
     """
     key_name, value_name = key or "key", value or "value"
-    serializer = serializers.value_serializer
+    serializer = settings.value_serializer
     kind = None if serializer is None else serializer.name
     if kind in ("json", "avro") and value is None:
         taken = {key_name, timestamp or "timestamp", "headers"}
@@ -209,8 +210,8 @@ def serialize_table(
             objects = _json_objects(rows, topic) if kind == "json" else _structs(rows)
             names = [name for name in table.column_names if name not in fields]
             table = table.select(names).append_column(value_name, objects)
-    table = _with_bytes(table, key_name, topic, serializers.key_serializer, "key")
-    return _with_bytes(table, value_name, topic, serializers.value_serializer, "value")
+    table = _with_bytes(table, key_name, topic, settings.key_serializer, "key")
+    return _with_bytes(table, value_name, topic, settings.value_serializer, "value")
 
 
 def _with_bytes(

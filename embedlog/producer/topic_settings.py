@@ -105,7 +105,6 @@ class TopicSettings:
         )
         self.drain_bytes = min(self.encoding.list_bytes * info.partitions, CHUNK_BYTES)
         """How much is collected before `send` drains it."""
-        self.reservation_bytes = min(batcher.reservation_bytes, self.drain_bytes)
         self._changed(self)
 
     def _adapt(self, topic: str, config: TopicConfig) -> None:
