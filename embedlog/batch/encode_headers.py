@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, chain
 
-from embedlog.batch.encode import PADDING, EncodedBatch, binary_column, time_column
+from embedlog.batch.encode import (
+    PADDING,
+    EncodedBatch,
+    binary_column,
+    encode,
+    from_lists,
+    time_column,
+)
 from embedlog.batch.wire import (
-    CONTINUATION,
     END_MAGIC,
     ENTRY,
     HEADERS,
     I64,
     MIN_BLOCK,
-    PREFIX,
     TRAILER,
     Message,
     find_message,
-    head_of_nulls,
-    schema,
 )
 from embedlog.checksum import crc32c
 from embedlog.errors import SerializationError
@@ -65,10 +68,9 @@ def encode_headers(
 
 @cache
 def _template() -> tuple[bytes, Message]:
-    head = head_of_nulls(schema(headers=True))
-    return PREFIX.pack(CONTINUATION, len(head) - 8 + MIN_BLOCK + 4 * ENTRY.size) + head[8:], (
-        find_message(head)
-    )
+    """Return Arrow's flatbuffer for the four columns, and where its fields are."""
+    head = encode(from_lists([b""], [b""], 0, [[("", b"")]])).head
+    return head, find_message(head)
 
 
 @lru_cache(maxsize=256)
