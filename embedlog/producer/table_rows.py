@@ -207,7 +207,11 @@ def serialize_table(
             fields = [] if _is_binary(_plain_type(table.schema.field(value_name).type)) else fields
         if fields and (kind == "avro" or not _is_serialized(table, value_name, fields, topic)):
             rows = table.select(fields)
-            objects = _json_objects(rows, topic) if kind == "json" else _structs(rows)
+            if kind == "json":
+                objects = _json_objects(rows, topic)
+            else:
+                structs = [batch.to_struct_array() for batch in rows.to_batches()]
+                objects = pa.chunked_array(structs, pa.struct(list(rows.schema)))
             names = [name for name in table.column_names if name not in fields]
             table = table.select(names).append_column(value_name, objects)
     table = _with_bytes(table, key_name, topic, settings.key_serializer, "key")
@@ -269,12 +273,6 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_binary(kind: pa.DataType) -> bool:
     # A list of binary items is not.
     return str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
-
-
-def _structs(table: pa.Table) -> pa.ChunkedArray:
-    """Return each row as a struct."""
-    rows = [batch.to_struct_array() for batch in table.to_batches()]
-    return pa.chunked_array(rows, pa.struct(list(table.schema)))
 
 
 def _json_objects(table: pa.Table, topic: str) -> pa.ChunkedArray:
