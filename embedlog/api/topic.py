@@ -17,6 +17,7 @@ from embedlog.batch.arrays import empty
 from embedlog.config import LONG_MAX, TopicConfig
 from embedlog.consumer.arguments import check_column_names, to_topic_partition
 from embedlog.consumer.deserialize import (
+    NO_HEADERS,
     RAW,
     Deserializers,
     RecordRun,

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, chain
 
-from embedlog.batch.encode import PADDING, EncodedBatch, binary_column, time_column
+from embedlog.batch.encode import (
+    PADDING,
+    EncodedBatch,
+    binary_column,
+    time_column,
+)
 from embedlog.batch.wire import (
     CONTINUATION,
     END_MAGIC,

@@ -651,7 +651,6 @@ class TopicQueue:
                 application numbers them.
         """
         delivery = Delivery(self)
-        delivery.begin_batches()
         delivery.deadline = monotonic() + self.batcher.delivery_timeout
         try:
             with self.drain_lock:

@@ -146,22 +146,20 @@ class Delivery:
         keys = None if self.keys.count(None) == len(self.keys) else self.keys
         return Rows(self.values, keys, self.timestamps, headers)
 
-    def begin_batches(self) -> None:
-        """Have no batches yet."""
-        self.batches, self.starts = [], []
-
     def add_batch(self, partition: int, encoded: EncodedBatch) -> ProducerBatch:
         """Put the next rows, as many as the batch has, into a batch."""
         start = self.starts[-1] + self.batches[-1].count if self.starts else 0
         batch = ProducerBatch(self, partition, encoded, start)
+        if not start:
+            self.batches, self.starts = [], []
         self.starts.append(start)
         self.batches.append(batch)
         return batch
 
     def put_in_batches(self, order: Any, encoded: Iterable[tuple[int, EncodedBatch]]) -> None:
         """Replace the rows by their batches, which hold the same bytes of ``buffer_memory``."""
-        self.begin_batches()
-        self.order, more = order, self.reserved
+        self.order, self.batches, self.starts = order, (), ()
+        more = self.reserved
         for partition, batch in encoded:
             more -= self.add_batch(partition, batch).size
         self.batches[0].held += more

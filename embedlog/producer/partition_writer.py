@@ -199,10 +199,15 @@ class PartitionWriter:
             self._attempts = self._short_attempts = 0
             self.retry_at = 0.0
             if self._failing_since:
-                self._succeeded_again()
+                failed_for, self._failing_since = monotonic() - self._failing_since, 0.0
+                if self._warned:
+                    self._warned = False
+                    text = "Appends to %s-%d succeed again after %.1f s"
+                    self._batcher.log(logging.INFO, text, *self._where, failed_for)
             self._counts.count_append(seconds)
             if seconds > LONG_WAIT:
-                self._warn_of_slow_append(seconds)
+                text = "An append to %s-%d took %.1f s; it waited for the disk or a lock"
+                self._batcher.warn_of_wait(text, *self._where, seconds)
             for receipt in receipts:
                 self._finish_first(receipt)
 
@@ -266,7 +271,15 @@ class PartitionWriter:
             backoff = min(config.retry_backoff_ms / 1000 * 2**exponent, MAX_BACKOFF)
             self.retry_at = min(now + backoff, group[0].deadline)
             self._counts.retried += sum(batch.count for batch in group)
-            self._warn_if_failing(error)
+            failing = now - self._failing_since
+            if failing > LONG_WAIT and not self._warned:
+                self._warned = True
+                self._batcher.log(
+                    logging.WARNING,
+                    "Appends to %s-%d have failed for %.1f s and are retried until"
+                    " delivery_timeout_ms %d has passed: %s",
+                    *(*self._where, failing, config.delivery_timeout_ms, error),
+                )
             self._batcher.wake()
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0
@@ -297,31 +310,6 @@ class PartitionWriter:
         """Fail everything that waits."""
         while self.waiting:
             self._finish_first(error=error)
-
-    # Lines for the log
-
-    def _warn_if_failing(self, error: Exception) -> None:
-        seconds = monotonic() - self._failing_since
-        if seconds > LONG_WAIT and not self._warned:
-            self._warned = True
-            self._batcher.log(
-                logging.WARNING,
-                "Appends to %s-%d have failed for %.1f s and are retried until"
-                " delivery_timeout_ms %d has passed: %s",
-                *(*self._where, seconds),
-                *(self._batcher.config.delivery_timeout_ms, error),
-            )
-
-    def _succeeded_again(self) -> None:
-        seconds, self._failing_since = monotonic() - self._failing_since, 0.0
-        if self._warned:
-            self._warned = False
-            text = "Appends to %s-%d succeed again after %.1f s"
-            self._batcher.log(logging.INFO, text, *self._where, seconds)
-
-    def _warn_of_slow_append(self, seconds: float) -> None:
-        text = "An append to %s-%d took %.1f s; it waited for the disk or a lock"
-        self._batcher.warn_of_wait(text, *self._where, seconds)
 
 
 def final_error(

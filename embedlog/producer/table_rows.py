@@ -16,7 +16,8 @@ from embedlog.batch.arrays import data, number, repeated
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.errors import SerializationError
 from embedlog.lazy import pa, pc
-from embedlog.producer.validation import Serializers, serialize_all
+from embedlog.producer.topic_settings import TopicSettings
+from embedlog.producer.validation import serialize_all
 from embedlog.schemas.conform import decoded, decoded_array
 from embedlog.serializers import Adapter, Field, encode_json, json_text
 
@@ -176,7 +177,7 @@ _ESCAPED = r'["\\\x00-\x1f]'
 def serialize_table(
     table: pa.Table,
     topic: str,
-    serializers: Serializers,
+    settings: TopicSettings,
     key: str | None,
     value: str | None,
     timestamp: str | None,
@@ -189,14 +190,14 @@ def serialize_table(
     Args:
         table: The table.
         topic: The topic.
-        serializers: Those of the topic.
+        settings: Those of the topic, with its serializers.
         key, value, timestamp: The arguments of `Producer.append_table`.
 
     Raises:
         SerializationError: An item cannot be serialized, or it is not clear what the values are.
     """
     key_name, value_name = key or "key", value or "value"
-    serializer = serializers.value_serializer
+    serializer = settings.value_serializer
     kind = None if serializer is None else serializer.name
     if kind in ("json", "avro") and value is None:
         taken = {key_name, timestamp or "timestamp", "headers"}
@@ -206,11 +207,15 @@ def serialize_table(
             fields = [] if _is_binary(_plain_type(table.schema.field(value_name).type)) else fields
         if fields and (kind == "avro" or not _is_serialized(table, value_name, fields, topic)):
             rows = table.select(fields)
-            objects = _json_objects(rows, topic) if kind == "json" else _structs(rows)
+            if kind == "json":
+                objects = _json_objects(rows, topic)
+            else:
+                structs = [batch.to_struct_array() for batch in rows.to_batches()]
+                objects = pa.chunked_array(structs, pa.struct(list(rows.schema)))
             names = [name for name in table.column_names if name not in fields]
             table = table.select(names).append_column(value_name, objects)
-    table = _with_bytes(table, key_name, topic, serializers.key_serializer, "key")
-    return _with_bytes(table, value_name, topic, serializers.value_serializer, "value")
+    table = _with_bytes(table, key_name, topic, settings.key_serializer, "key")
+    return _with_bytes(table, value_name, topic, settings.value_serializer, "value")
 
 
 def _with_bytes(
@@ -268,12 +273,6 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_binary(kind: pa.DataType) -> bool:
     # A list of binary items is not.
     return str(kind).startswith(("binary", "large_binary", "fixed_size_binary"))
-
-
-def _structs(table: pa.Table) -> pa.ChunkedArray:
-    """Return each row as a struct."""
-    rows = [batch.to_struct_array() for batch in table.to_batches()]
-    return pa.chunked_array(rows, pa.struct(list(table.schema)))
 
 
 def _json_objects(table: pa.Table, topic: str) -> pa.ChunkedArray:

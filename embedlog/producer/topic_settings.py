@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
-from embedlog.config import TopicConfig
 from embedlog.lazy import logging
 from embedlog.producer.row_batches import CHUNK_BYTES, DECODED_BYTES, Encoding
 from embedlog.serializers import adapt_for_topic
@@ -80,8 +79,20 @@ class TopicSettings:
 
             self.row_encoder = RowEncoder(info.name, schema)
             statistics = text_columns_of(config)
-        self._adapt(info.name, config)
         producer, self.info = batcher.config, info
+        adapt = partial(
+            adapt_for_topic,
+            info.name,
+            action="serialize",
+            allow_pickle=producer.allow_pickle or batcher.root.allow_pickle,
+            bind=batcher.bind,
+        )
+        self.key_serializer = adapt(batcher.key_serializer, config.key_serializer, field="key")
+        """None if keys are bytes already, likewise for values."""
+        self.value_serializer = adapt(
+            batcher.value_serializer, config.value_serializer, field="value"
+        )
+        self.serializes = bool(self.key_serializer or self.value_serializer)
         self.compacts = config.compacts
         from_producer = config.compression_type == "producer"
         compression = (producer if from_producer else config).compression_type
@@ -105,21 +116,4 @@ class TopicSettings:
         )
         self.drain_bytes = min(self.encoding.list_bytes * info.partitions, CHUNK_BYTES)
         """How much is collected before `send` drains it."""
-        self.reservation_bytes = min(batcher.reservation_bytes, self.drain_bytes)
         self._changed(self)
-
-    def _adapt(self, topic: str, config: TopicConfig) -> None:
-        batcher, settings = self._batcher, self._batcher.config
-        adapt = partial(
-            adapt_for_topic,
-            topic,
-            action="serialize",
-            allow_pickle=settings.allow_pickle or batcher.root.allow_pickle,
-            bind=batcher.bind,
-        )
-        self.key_serializer = adapt(batcher.key_serializer, config.key_serializer, field="key")
-        """None if keys are bytes already, likewise for values."""
-        self.value_serializer = adapt(
-            batcher.value_serializer, config.value_serializer, field="value"
-        )
-        self.serializes = bool(self.key_serializer or self.value_serializer)

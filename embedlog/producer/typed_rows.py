@@ -104,17 +104,15 @@ def of_table(table: Any, topic: str, schema: TopicSchema, now_ms: int) -> Iterat
     if headers is not None:
         columns.append(headers)
     one_time = now_ms if schema.timestamp is None and time is None else None
-    for batch in _in_large_chunks(pa.table(columns, schema=target)).to_batches():
+    whole = pa.table(columns, schema=target)
+    # Each chunk becomes batches of its own.
+    if whole.num_rows < _CHUNK_ROWS * max(column.num_chunks for column in whole.columns):
+        whole = whole.combine_chunks()
+    for batch in whole.to_batches():
         keys = pa.nulls(batch.num_rows, pa.binary())
         if schema.key:
             keys = key_bytes([batch.column(name) for name in schema.key])
         yield ColumnRows(batch, keys, schema, one_time)
-
-
-def _in_large_chunks(table: Any) -> Any:
-    """Return a table of few chunks, since each becomes batches of its own."""
-    chunks = max(column.num_chunks for column in table.columns)
-    return table.combine_chunks() if table.num_rows < chunks * _CHUNK_ROWS else table
 
 
 def _own_column(table: Any, name: str, data_type: Any, topic: str) -> Any:

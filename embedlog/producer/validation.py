@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
@@ -16,23 +16,19 @@ from embedlog.errors import (
 from embedlog.producer.row_batches import Rows
 from embedlog.serializers import Adapter, Field, Headers, shortened
 
+if TYPE_CHECKING:
+    from embedlog.producer.topic_settings import TopicSettings
+
 MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
 
 
-class Serializers(Protocol):
-    """What serializes the records of a topic; None for keys or values that are bytes already."""
-
-    key_serializer: Adapter | None
-    value_serializer: Adapter | None
-
-
 def serialize(
-    serializers: Serializers, topic: str, headers: Headers, key: Any, value: Any
-) -> tuple[bytes | None, bytes | None]:
+    settings: TopicSettings, topic: str, headers: Headers, key: Any, value: Any
+) -> list[bytes | None]:
     """Return the bytes of the key and of the value of one record.
 
     Args:
-        serializers: Those of the topic.
+        settings: Those of the topic, with its serializers.
         topic: The topic.
         headers: The headers of the record, to which the serializers may add some.
         key, value: What the program sends.
@@ -40,22 +36,20 @@ def serialize(
     Raises:
         SerializationError: A serializer failed, or returned something else than bytes.
     """
+    items: list[bytes | None] = []
     # The key first, as in Kafka: the serializer of the value may use a header that this adds.
-    return (
-        _serialize(serializers.key_serializer, topic, headers, key, "key", key),
-        _serialize(serializers.value_serializer, topic, headers, value, "value", key),
+    parts: tuple[tuple[Field, Any, Adapter | None], ...] = (
+        ("key", key, settings.key_serializer),
+        ("value", value, settings.value_serializer),
     )
-
-
-def _serialize(
-    serializer: Adapter | None, topic: str, headers: Headers, item: Any, field: Field, key: Any
-) -> bytes | None:
-    if serializer is not None:
-        try:
-            item = serializer.convert(topic, headers, item)
-        except Exception as error:
-            raise failed(error, serializer, field, topic, key) from error
-    return to_bytes(item, field)
+    for field, item, serializer in parts:
+        if serializer is not None:
+            try:
+                item = serializer.convert(topic, headers, item)
+            except Exception as error:
+                raise failed(error, serializer, field, topic, key) from error
+        items.append(to_bytes(item, field))
+    return items
 
 
 def serialize_all(
