@@ -43,7 +43,8 @@ class Program:
         self.producer = self.log.producer()
 
     def send(self, value: bytes) -> None:
-        self.producer.send("t", value).result(PATIENCE)
+        # With a header, since a record without any loads no library.
+        self.producer.send("t", value, headers=[("from", value)]).result(PATIENCE)
 
     def read(self, _: bytes = b"") -> None:
         self.log.topic("t").to_arrow()
