@@ -370,7 +370,7 @@ class TopicQueue:
         self._attempts = 0
         """Failed attempts to make batches of what was collected first."""
         self._counts = batcher.counts(topic)
-        self._general = batcher.config.partitioner is not None
+        self._general = batcher.config.partitioner is not None or batcher.config.acks == 0
         self._waiting: dict[int, deque[ProducerBatch]] = {}
         """By partition: what the writers have not written."""
         self.row_partitioner = RowPartitioner(batcher.config, self._waiting)

@@ -147,21 +147,22 @@ class Producer(Generic[K, V]):
             BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms``.
         """
         queue = self._queues.get(topic) or self._open(topic)
-        if (
-            type(value) is not bytes
-            or (key is not None and type(key) is not bytes)
-            or headers is not None
-            or partition is not None
-            or timestamp_ms is not None
-            or not queue.plain
-        ):
+        plain = (
+            type(value) is bytes
+            and (key is None or type(key) is bytes)
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and queue.plain
+        )
+        if not plain:
             value, key, headers, partition, timestamp_ms, size = self._converted(  # type: ignore[assignment]
                 queue, value, key, headers, partition, timestamp_ms
             )
         else:
             size = ROW_BYTES + len(value) + (len(key) if key else 0)  # type: ignore[arg-type]
             timestamp_ms = self._clock()
-        if key is None and queue.needs_key(value):
+        if key is None and (queue.settings.compacts or not plain) and queue.needs_key(value):
             return self._refuse(topic, no_key(topic, [0]))
         try:
             # Takes half as long as `with`, which matters only here.
@@ -173,10 +174,11 @@ class Producer(Generic[K, V]):
                 delivery.free -= size
                 values = delivery.values
                 row = len(values)
-                if headers:
-                    delivery.headers[row] = headers
-                if partition is not None:
-                    delivery.partitions[row] = partition
+                if not plain:
+                    if headers:
+                        delivery.headers[row] = headers
+                    if partition is not None:
+                        delivery.partitions[row] = partition
                 delivery.keys.append(key)  # type: ignore[arg-type]
                 delivery.timestamps.append(timestamp_ms)
                 # Last: `drop_partial_row` takes a record without a value for an interrupted one.
@@ -189,7 +191,7 @@ class Producer(Generic[K, V]):
                 self._release()
         except RecordTooLargeError as error:
             return self._refuse(topic, error)
-        if self._no_acks:
+        if not plain and self._no_acks:
             place = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp_ms)
             return RecordFuture._completed(place)
         future = RecordFuture()
