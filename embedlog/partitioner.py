@@ -186,7 +186,9 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
     """
     result = (murmur2_of_keys(keys) & np.int32(0x7FFFFFFF)) % np.int32(partitions)
     if keys.null_count:
-        result[keys.is_null().to_numpy(zero_copy_only=False)] = -1
+        # Not is_null().to_numpy(), for which pyarrow imports pandas.
+        valid = np.unpackbits(np.frombuffer(keys.buffers()[0], np.uint8), bitorder="little")
+        result[valid[keys.offset : keys.offset + len(keys)] == 0] = -1
     return result
 
 

@@ -22,7 +22,7 @@ from support.roots import encoded
 from support.tiers import choose
 
 import embedlog
-from embedlog.cli import input_records, main, read_files
+from embedlog.cli import file_formats, input_records, main, read_files
 from embedlog.errors import EmbedlogError
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -645,7 +645,7 @@ def files_with_a_bad_end(name):
 @pytest.mark.parametrize("name", ["jsonl", "csv"])
 def test_an_import_that_failed_continues_with_skip(run, log_path, tmp_path, monkeypatch, name):
     """The message has the number; in the end every record is there once, and in order."""
-    monkeypatch.setattr(read_files, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(file_formats, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(input_records, "_CSV_BLOCK_BYTES", 1000)
     good, bad = files_with_a_bad_end(name)
     file = tmp_path / f"x.{name}"

@@ -20,7 +20,7 @@ from pyarrow import csv, parquet
 from support.random_columns import arrow, or_none, timestamp_types, types, values
 
 import embedlog
-from embedlog.cli import main, read_files
+from embedlog.cli import file_formats, main, read_files
 from embedlog.cli.read_files import read_rows
 from embedlog.cli.write_files import rows_writer
 from embedlog.schemas.conform import conform
@@ -335,7 +335,7 @@ def test_what_the_topic_refuses_is_named(run, flights, tmp_path):
 
 def test_a_produce_that_failed_continues_with_skip(run, flights, tmp_path, monkeypatch):
     """Every row is there once."""
-    monkeypatch.setattr(read_files, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(file_formats, "_CHUNK_BYTES", 1000)
     lines = [
         json.dumps({"carrier": str(row), "time_hour": "2013-01-09T00:00:00Z"}) for row in range(100)
     ]

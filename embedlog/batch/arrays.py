@@ -74,3 +74,17 @@ def data(value: bytes, data_type: Any) -> Any:
 def empty(schema: Any) -> Any:
     """Return a table without rows."""
     return pa.Table.from_batches([], schema)
+
+
+def nulls(column: Any) -> Any:
+    """Return a mask of the nulls of a `pyarrow.Array`."""
+    validity = column.buffers()[0]
+    if validity is None:
+        return np.zeros(len(column), bool)
+    return ~bits(validity, column)
+
+
+def bits(buffer: Any, column: Any) -> Any:
+    """Return a buffer with a bit for each row of a `pyarrow.Array` as booleans."""
+    unpacked = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(bool)
+    return unpacked[column.offset : column.offset + len(column)]

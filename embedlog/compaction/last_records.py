@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog.batch import CONTROL, Batch
-from embedlog.batch.arrays import data
+from embedlog.batch.arrays import bits, data, nulls
 from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
-from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
+from embedlog.compaction.scanner import ScannedBatches, filter_rows, offsets_of
 from embedlog.partition import PartitionLog, key_index
 from embedlog.partition.key_index import DecodedBatch, FoundRecord
 from embedlog.schemas.reading import TypedReader

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedlog.batch import CONTROL, Batch
-from embedlog.batch.arrays import numbers
+from embedlog.batch.arrays import bits, nulls, numbers
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.key_hash import BoolArray, Int64Array, KeyHasher, UInt64Array
 from embedlog.compaction.offset_map import OffsetMap
@@ -146,14 +146,6 @@ def offsets_of(batch: Batch) -> Int64Array:
     return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
 
 
-def nulls(column: Any) -> BoolArray:
-    """Return a mask of the nulls of a `pyarrow.Array`."""
-    validity = column.buffers()[0]
-    if validity is None:
-        return np.zeros(len(column), bool)
-    return ~bits(validity, column)
-
-
 def tombstone_rows(batch: Batch) -> BoolArray:
     """Return a mask of the tombstones of a batch."""
     if not batch.is_typed:
@@ -162,12 +154,6 @@ def tombstone_rows(batch: Batch) -> BoolArray:
         return np.zeros(batch.count, bool)
     column = batch.columns(("_tombstone",)).column(0)
     return bits(column.buffers()[1], column)
-
-
-def bits(buffer: Any, column: Any) -> BoolArray:
-    """Return a buffer with a bit for each row of a `pyarrow.Array` as booleans."""
-    unpacked = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(bool)
-    return unpacked[column.offset : column.offset + len(column)]
 
 
 class SegmentScanner:

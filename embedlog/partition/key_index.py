@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from embedlog import catalog
 from embedlog.batch import CONTROL, Batch
+from embedlog.batch.arrays import nulls
 from embedlog.batch.decode import header_lists
 from embedlog.catalog import SegmentInfo
 from embedlog.checksum import crc32c
@@ -117,7 +118,7 @@ class SegmentKeys:
         run = murmur2_of_keys(keys).view(np.uint32).astype(np.uint64) << np.uint64(32)
         run |= np.arange(self._records, self._records + len(keys), dtype=np.uint64)
         if keys.null_count:
-            run = run[keys.is_valid().to_numpy(zero_copy_only=False)]
+            run = run[~nulls(keys)]
         self._unsorted.append(run)
         self._records += len(keys)
         self._unsorted_records += len(run)
