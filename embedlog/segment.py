@@ -128,7 +128,7 @@ class SegmentFile:
         else:
             try:
                 layout = _layout_of(head[:length])
-            except (pa.ArrowException, OSError, ValueError) as error:
+            except (pa.ArrowException, OSError, LookupError, TypeError, ValueError) as error:
                 raise self._foreign(f"its schema is damaged: {error}") from error
         expected = self._expected()
         if expected and not any(map(layout.has_columns_of, expected)):

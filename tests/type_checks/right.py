@@ -29,7 +29,7 @@ from embedlog import (
     TopicConfig,
     TopicPartition,
 )
-from embedlog.api import TopicView
+from embedlog.api.topic import TopicView
 from embedlog.config.options import ConsumerOptions, ProducerOptions, TopicOptions
 from embedlog.errors import EmbedlogError
 from embedlog.producer import BatchFuture, BatchRange, RecordFuture
