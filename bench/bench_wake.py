@@ -83,6 +83,7 @@ def idle(path, seconds, pipe):
     with embedlog.open(path) as log:
         reader, wake = log.partition("t", 0).reader(0), log.root.wake
         wake.join()
+        time.sleep(1.5)  # until the background jobs have started
         pipe.send(None)
         began, deadline = time.process_time(), time.monotonic() + seconds
         while time.monotonic() < deadline:

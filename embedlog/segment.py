@@ -21,6 +21,7 @@ from embedlog.batch.messages import is_of_bytes
 from embedlog.batch.wire import BufferLayout, bytes_layout, layout_of
 from embedlog.errors import CorruptBatchError, CorruptionError, UnsupportedFormatError
 from embedlog.files import Files
+from embedlog.forks import cached_property
 from embedlog.hints import VERIFY, VERIFY_THEN_REPAIR
 from embedlog.lazy import pa
 
@@ -96,7 +97,7 @@ class SegmentFile:
         """The columns of its batches."""
         return self.layout.original
 
-    @property
+    @cached_property
     def has_offsets(self) -> bool:
         """Whether its batches have an offset column, as in a compacted segment."""
         return self.layout.has_offsets
