@@ -191,9 +191,12 @@ class PartitionLog:
         return {"topic": self.topic, "partition": self.partition}
 
     @property
-    def directories(self) -> tuple[str, str, str]:
-        """The partition's directory and those above it, which a new file must be flushed with."""
-        return f"{self.directory}/{self.partition}", self.directory, "topics"
+    def directories(self) -> tuple[str, ...]:
+        """The partition's directory and those above it, which a new file must be flushed with.
+
+        Also the root: after a power cut an open may have made ``topics`` again.
+        """
+        return f"{self.directory}/{self.partition}", self.directory, "topics", ""
 
     # The right to append
 

@@ -117,7 +117,7 @@ class ReplicaCopy:
             if not (tail.failed or tail.empty):
                 log.file_at(tail)  # without what was preallocated while there was one copy
             if log.remove_unnamed(self.directory.files):
-                self.directory.files.sync_directory(log.directories[-1])
+                self.directory.files.sync_directory(log.directories[0])
 
             # With another leader, or none, the next attempt begins again.
             log.controller.change_assignment(

@@ -70,6 +70,14 @@ def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):
     )
 
 
+def test_a_directory_that_a_power_cut_lost_is_flushed_with_the_first_file_in_it():
+    """P6: the root's entry of ``topics`` was never on the disk, and the next open made it again."""
+    outcome = share_out(cut_the_recovery, [Cut(2_000_011, 100, 0.5, 20, uniform=True)])
+
+    assert not outcome.findings, str(outcome)
+    assert outcome.distinct > 0
+
+
 @pytest.mark.parametrize(
     "cut",
     [
