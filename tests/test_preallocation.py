@@ -1,4 +1,4 @@
-"""Durable appends write zeros ahead of the log end; nobody takes these for records."""
+"""Durable appends write zeros ahead of the log end, and no reader takes them for records."""
 
 from __future__ import annotations
 

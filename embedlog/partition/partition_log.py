@@ -701,7 +701,7 @@ class PartitionLog:
         self.named_segment_id = segment_id
 
     def is_undisputed(self, end: int, next_end: int) -> bool:
-        """Whether this thread has been the only one to append for a while, and nobody waits.
+        """Whether this thread made the last `UNDISPUTED` appends, and no process awaits the lock.
 
         For an append with a flush from ``end`` to ``next_end``, under the lock.
         """

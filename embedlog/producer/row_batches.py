@@ -418,7 +418,7 @@ class RowPartitioner:
         partition: int | None,
         choose: Callable[[bytes | None], int] | None,
     ) -> Batches:
-        """Yield the batches of rows; each is encoded when it is asked for.
+        """Yield the batches of rows; the iterator encodes each one as it yields it.
 
         Args:
             parts: The rows.
