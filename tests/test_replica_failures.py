@@ -13,6 +13,7 @@ from functools import partial
 import lmdb
 import pytest
 from support import forks
+from support.faulty_files import REBOOTED
 from support.patience import patient
 from support.replicas import assignment, bring_back, notice, send, values
 from support.roots import encoded
@@ -140,6 +141,28 @@ def test_a_directory_counts_for_the_majority_from_when_it_is_online(tmp_path, mo
         for _ in range(3):
             root.try_bring_back(log.root)
         assert log.root.controller.image.online == (1, 2, 3)
+
+
+def test_a_directory_that_was_just_added_counts_after_a_power_cut(tmp_path):
+    """It is in the metadata, and the process was killed before the files of the others named it."""
+    paths = [tmp_path / f"disk{number}" for number in range(4)]
+    with embedlog.open(paths[:3], maintenance=False) as log:
+        log.create_topic("t")
+        send(log, "t", [b"a"])
+
+    def add_and_die():
+        log = embedlog.open(paths[:3], maintenance=False)
+        log.root.write_members = partial(os.kill, os.getpid(), signal.SIGKILL)
+        log.replicas.add(paths[3])
+
+    assert forks.run(add_and_die).killed
+    (paths[3] / "live/data.mdb").write_bytes(bytes(8192))
+    paths[0].rename(tmp_path / "away")
+
+    with embedlog.open(paths[:3], maintenance=False, files=REBOOTED) as log:
+        assert log.root.controller.image.online == (2, 3, 4)
+        send(log, "t", [b"b"])
+        assert values(log, "t") == [b"a", b"b"]
 
 
 def test_a_directory_returns_while_another_program_takes_the_locks(directories, log, monkeypatch):

@@ -232,9 +232,8 @@ class ReplicatedRoot(Root):
     def _open_files(self, writable: bool) -> Files:
         self._unopened, self.diverged = {}, {}
         with ExitStack() as undo:
-            opened = self._open_each(self.paths, writable)
-            for files in opened.values():
-                undo.callback(files.close_all)
+            opened: dict[str, Files] = {}
+            self._open_each(self.paths, writable, opened, undo)
             cluster, paths, _ = find_members(self.paths, opened)
             if cluster != self.cluster_id and self.cluster_id:
                 # After a fork; or else a new log would be begun here.
@@ -242,7 +241,7 @@ class ReplicatedRoot(Root):
             if cluster is None:
                 listed = [path for files in opened.values() for path in read_listed(files)]
                 self.paths = (*self.paths, *(path for path in listed if path not in self.paths))
-                opened |= self._open_each([each for each in listed if each not in opened], writable)
+                self._open_each(listed, writable, opened, undo)
                 self._require_log(opened, writable)
                 # By default the first one.
                 logs = [path for path in self.paths if exists(f"{path}/{FORMAT_FILE}")]
@@ -250,12 +249,9 @@ class ReplicatedRoot(Root):
                 undo.close()
                 return self._open_files(writable)
             self.cluster_id = cluster
-            more = [path for path in paths.values() if path not in opened]
-            for path, files in self._open_each(more, writable).items():
-                opened[path] = files
-                undo.callback(files.close_all)
+            self._open_each(paths.values(), writable, opened, undo)
             _, paths, self.to_add = find_members([*self.paths, *opened], opened, cluster)
-            directories = self._check_each(paths, opened, undo)
+            directories = self._check_each(paths, writable, opened, undo)
             if not directories:
                 raise NotALogError("None of the directories can be opened", path=self.path)
             self._unprepared = paths.keys() - directories.keys()
@@ -298,17 +294,18 @@ class ReplicatedRoot(Root):
     """Directories that failed in the startup.  It must not use one that works again a moment
     later: its databases were not checked, and may still be marked as closed."""
 
-    def _open_each(self, paths: Iterable[str], writable: bool) -> dict[str, Files]:
-        """Open the directories that are there."""
-        opened = {}
+    def _open_each(
+        self, paths: Iterable[str], writable: bool, opened: dict[str, Files], undo: ExitStack
+    ) -> None:
+        """Open the directories that are there, and are not open yet; ``undo`` closes them."""
         for path in paths:
             try:
                 if path not in opened and is_there(path) and is_directory(path):
                     opened[path] = self.files_at(path, writable=writable)
+                    undo.callback(opened[path].close_all)
             except StorageError as error:
                 _logger.warning("Directory %s cannot be opened: %s", path, error)
                 self._unopened[path] = error
-        return opened
 
     def _require_log(self, opened: dict[str, Files], writable: bool) -> None:
         """Raise unless at most one of the directories is a log, to which others may be added."""
@@ -355,24 +352,33 @@ class ReplicatedRoot(Root):
             files.close_all()
 
     def _check_each(
-        self, paths: dict[int, str], opened: dict[str, Files], undo: ExitStack
+        self, paths: dict[int, str], writable: bool, opened: dict[str, Files], undo: ExitStack
     ) -> dict[int, LogDirectory]:
         """Check the directories, as the first process to attach does, and open their databases."""
         directories: dict[int, LogDirectory] = {}
+        images: dict[int, MetadataImage] = {}
         reports = []
         with ExitStack() as locks:
-            for directory_id, path in sorted(paths.items()):
+            unchecked = sorted(paths.items())
+            for directory_id, path in unchecked:
                 if path not in opened:
                     continue
                 directory = LogDirectory(directory_id, path, opened[path])
                 undo.callback(directory.close)
                 try:
                     report = self._attach_to(directory, locks)
+                    image = directory.state.read(MetadataImage.load)
                 except (*DATABASE_ERRORS, NotALogError) as error:
                     _give_up(directory, error)
-                else:
-                    directories[directory_id] = directory
-                    reports.append(report)
+                    continue
+                directories[directory_id], images[directory_id] = directory, image
+                reports.append(report)
+                # What adds one may be killed after this, and before the others' files name it.
+                for each, info in image.directories.items():
+                    if each not in paths and info.path not in paths.values():
+                        paths[each] = info.path
+                        unchecked.append((each, info.path))
+                self._open_each(paths.values(), writable, opened, undo)
             # Nobody else uses a directory that is offline: that alone does not make it the first.
             self._is_first = bool(reports) and None not in reports
             for directory, report in zip(directories.values(), reports, strict=True):
@@ -380,10 +386,6 @@ class ReplicatedRoot(Root):
                     f"{directory.path}: {line}" for line in (report or ([],))[0]
                 ]
             self._is_unclean = self._is_first and any(report and report[1] for report in reports)
-        images = {
-            each: directory.state.read(MetadataImage.load)
-            for each, directory in directories.items()
-        }
         self._check_agreement(directories, images)
         for each, directory in directories.items():
             directory.opened_epoch = images[each].epoch
