@@ -717,6 +717,29 @@ def test_a_topic_with_a_copy_everywhere_has_one_less_after_a_removal(tmp_path):
             log.replicas.remove(tmp_path / "elsewhere")
 
 
+def test_a_removal_leaves_no_fewer_copies_because_another_directory_is_offline(tmp_path):
+    """That one may come back a moment later; until then a second loss would be final."""
+    paths = disks(tmp_path)
+    with open_log(paths) as log:
+        log.create_topic("flights", replication_factor=2)
+        fill(log)
+        log.replicas.reassign({TopicPartition("flights", 0): [1, 2]})
+        unplug(paths[2])
+        log.root.controller.check_directories()
+        with pytest.raises(NotEnoughReplicasError, match=r"flights-0, since \S+disk3 cannot"):
+            log.replicas.remove(paths[1])
+        assert placements(log) == {0: [1, 2]}
+        plug_in(paths[2])
+        bring_back(log)
+        log.replicas.remove(paths[1])
+        assert placements(log) == {0: [1, 3]}
+        assert log.replicas.add(paths[1]) == 4
+        unplug(paths[2])
+        log.root.controller.check_directories()
+        log.replicas.remove(paths[1], force=True)
+        assert values(log) == list(range(100))
+
+
 def test_other_handles_go_on_after_a_removal(tmp_path):
     """Also if the directory was the one that they read, and led their partition."""
     paths = disks(tmp_path)

@@ -160,7 +160,8 @@ class Replicas(LiveList["DirectoryDescription"]):
             IllegalStateError: It is the last directory that works, or none of the log.
             ReplicaNotAvailableError: It cannot be used, and has the only copy of a partition.
             NotEnoughReplicasError: Too few directories would be left to decide; with ``force``,
-                give up more.  Or another process cancelled the moves: repeat the call.
+                give up more.  Or a partition would get fewer copies because another directory is
+                offline.  Or another process cancelled the moves: repeat the call.
             EligibleLeadersNotAvailableError: With ``force``: the directory was removed, and had
                 all in-sync copies of a partition, which has no leader now, since a directory that
                 is offline has more records than each that could lead; see `elect_leaders`.

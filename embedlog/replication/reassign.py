@@ -363,12 +363,14 @@ def remove_directories(
         directories: Their ids.
         force: Also remove those that cannot be used and have the only copy of a partition, and
             those without which too few would be left to decide: what only they have is lost.
+            And although partitions get fewer copies while another directory is offline.
         throttle: Limits the copying.
         progress: Called with the bytes that are copied, and all bytes.
 
     Raises:
         IllegalStateError: No other directory is online.
-        NotEnoughReplicasError: Too few others are online, also with ``force``.
+        NotEnoughReplicasError: Too few others are online: to decide, also with ``force``, or for
+            as many copies as partitions have.
         ReplicaNotAvailableError: They have the only copy of a partition.
         EligibleLeadersNotAvailableError: They were given up, and had all in-sync copies of a
             partition, which waits for an election: see `elect_unclean`.
@@ -392,7 +394,7 @@ def remove_directories(
                 "Or lose these records with `embedlog replicas remove PATH --force`.",
             ),
         )
-    moves = plan(root, gone)
+    moves = _moves_from(root, gone, force=force)
     opened = {each: controller.directories.get(each) for each in gone}
     if force and broken:
         controller.give_up(broken)
@@ -417,13 +419,44 @@ def remove_directories(
             )
         if not gone or controller.remove(gone):
             break
-        moves = plan(root, gone)  # a topic was created meanwhile
+        moves = _moves_from(root, gone, force=force)  # a topic was created meanwhile
     root.write_members()
     for directory in opened.values():
         if directory is not None and directory.id not in broken:
             with suppress(EmbedlogError):
                 _clear(directory)
     take_over(root)
+
+
+def _moves_from(
+    root: ReplicatedRoot, directories: Collection[int], *, force: bool
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Return the moves from some directories to the others.
+
+    Raises:
+        NotEnoughReplicasError: A partition would get fewer copies since another directory is
+            offline, and ``force`` is not set.
+    """
+    moves, image = plan(root, directories), root.controller.image
+    left = image.directories.keys() - set(directories)
+    fewer = [
+        f"{info.name}-{number}"
+        for info, number, assignment in root.assignments()
+        if (target := moves.get(TopicPartition(info.name, number))) is not None
+        and len(target) < min(len(assignment.target_replicas), len(left))
+    ]
+    if fewer and not force:
+        away = [image.directories[each].path for each in sorted(left - set(image.online))]
+        raise NotEnoughReplicasError(
+            f"{plural(len(fewer), 'partition')} would have fewer copies, such as {fewer[0]}, since "
+            f"{', '.join(away)} cannot be used",
+            todo="Bring it back, or remove it, too."
+            + Hint(
+                "Or go on with fewer copies: log.replicas.remove(path, force=True).",
+                "Or go on with fewer copies: `embedlog replicas remove PATH --force`.",
+            ),
+        )
+    return moves
 
 
 def check_left(image: MetadataImage, directories: Collection[int]) -> None:
