@@ -110,7 +110,7 @@ SENT = {
     "a repeat": [{"producer": (7, 0, n)} for n in (0, 1, 1, 2)],
     "two producers": [{"producer": (n % 2, 0, n // 2)} for n in range(6)],
     "compressed": [{"compression": "lz4"}] * 3,
-    "headers": [{}, {"headers": [[("h", b"1")]]}, {}],
+    "headers": [{}, *[{"headers": [[("h", b"%d" % n)]]} for n in range(6)], {}, {}],
     "an index entry": [{}, {}, {}],
     "old and new": [{"at": 1}, {"at": 2}, {"at": 1 + (8 << 24)}, {"at": 3}],
     "a full segment": [{}] * 20,
@@ -135,3 +135,17 @@ def test_append_fast_leaves_the_same_state_as_the_general_append(tmp_path, monke
         abandon(root)
 
     assert results[0] == results[1]
+
+
+def test_records_with_headers_are_appended_fast_once_the_segment_has_the_column(log, monkeypatch):
+    """So one header does not double the cost of an append."""
+    receipts, append_fast = [], append.append_fast
+
+    def note(*arguments):
+        receipts.append(append_fast(*arguments))
+        return receipts[-1]
+
+    monkeypatch.setattr(append, "append_fast", note)
+    for headers in (None, [[("h", b"1")]], [[("h", b"2")]], None):
+        log.append([encoded(b"v", headers=headers)])
+    assert [receipt and receipt.base_offset for receipt in receipts] == [2, None, 4, None]

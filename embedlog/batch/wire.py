@@ -35,7 +35,7 @@ INHERITED = LOG_APPEND_TIME | CONTROL | MERGED
 COLUMN_FLAGS = 0xFFFF & ~(COMPRESSED | INHERITED)
 """Flags that follow from the columns of a batch, and those that no batch has."""
 NOT_FAST = HEADERS | TYPED | EXPLICIT_OFFSETS
-"""Flags of batches that `append_fast` leaves to the general way."""
+"""Flags that a batch for `append_fast` has exactly if the active segment has them."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 PREFIX = struct.Struct("<Ii")

@@ -41,7 +41,7 @@ def append_fast(
         base == first
         or end > config.segment_bytes
         or timestamp - oldest > rules.max_segment_ms
-        or batch.flags & NOT_FAST
+        or batch.flags & NOT_FAST != rules.fast_flags
         or file.has_offsets
     ):
         return None

@@ -255,13 +255,15 @@ class AppendRules:
             self.uses_append_time
             or self.checks_timestamps
             or config.compacts
-            or active.column_flags
+            or active.tombstones
             or active.schema_version
             or config.segment_max_offset_span < INT_MAX
             or has_flush_interval(config)
             or config.mirror_source
         ):
             self.fast_max_bytes = -1
+        self.fast_flags = active.column_flags
+        """Those of `NOT_FAST` that the active segment has."""
 
 
 def max_segment_ms(config: TopicConfig, segment: SegmentInfo) -> int:
