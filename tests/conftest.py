@@ -118,6 +118,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if runs else True
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a large value by its beginning: what runs tests sends each id around several times."""
+    text = val if isinstance(val, (str, bytes)) else ""
+    return f"{text[:20]!r}..." if len(text) > 200 else None
+
+
 @pytest.hookimpl(trylast=True)  # marks may be set by others
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only larger tiers run."""
