@@ -10,12 +10,13 @@ from embedlog.assignor.range_roundrobin import RangeAssignor, RoundRobinAssignor
 from embedlog.assignor.sticky import CooperativeStickyAssignor, StickyAssignor
 from embedlog.errors import InconsistentGroupProtocolError, InvalidConfigError
 
-_BUILT_IN: dict[str, type[Assignor]] = {
+BUILT_IN: dict[str, type[Assignor]] = {
     "range": RangeAssignor,
     "roundrobin": RoundRobinAssignor,
     "sticky": StickyAssignor,
     "cooperative-sticky": CooperativeStickyAssignor,
 }
+"""The assignors that a program may name, as in Kafka."""
 _MAX_MEMBERS_SHOWN = 5
 
 
@@ -28,12 +29,12 @@ def by_name(name: str) -> Assignor:
     Raises:
         InvalidConfigError: No assignor has this name.
     """
-    if name not in _BUILT_IN:
+    if name not in BUILT_IN:
         raise InvalidConfigError(
-            f"Unknown assignor {name!r}; the built-in ones are {', '.join(_BUILT_IN)}",
+            f"Unknown assignor {name!r}; the built-in ones are {', '.join(BUILT_IN)}",
             todo="Pass a custom assignor as an object instead of its name.",
         )
-    return _BUILT_IN[name]()
+    return BUILT_IN[name]()
 
 
 def configured(strategies: Iterable[str | Assignor | type[Assignor]]) -> dict[str, Assignor]:

@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any, ClassVar
 
 from embedlog import errors as log_errors
+from embedlog.assignor.select import BUILT_IN
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
@@ -36,7 +37,6 @@ from embedlog.producer.future import RecordFuture
 
 _IDLE_MS = 1000
 """How long a poll without a subscription waits at most."""
-_ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 _RESETS = {"smallest": "earliest", "largest": "latest"}
 _ISOLATION = {"0": "read_uncommitted", "1": "read_committed"}
 
@@ -461,9 +461,9 @@ class _unknown_is_timeout:  # noqa: N801 - a context manager
 
 
 def _assignor_name(assignor: Any) -> str:
-    name = getattr(assignor, "name", assignor)
-    if name not in _ASSIGNORS:
+    name = str(getattr(assignor, "name", assignor))
+    if name not in BUILT_IN:
         raise errors.KafkaConfigurationError(
-            f"A log assigns partitions by {', '.join(_ASSIGNORS)}, not by {assignor!r}"
+            f"A log assigns partitions by {', '.join(BUILT_IN)}, not by {assignor!r}"
         )
-    return str(name)
+    return name
