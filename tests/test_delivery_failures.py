@@ -493,12 +493,11 @@ def test_a_record_that_could_not_be_encoded_in_time_fails_with_the_cause(root):
         raise LockTimeoutError("The catalogue is held", path="locks/state")
 
     with Producer(root, **EXPIRING) as producer:
-        future = producer.send("one", b"lost")
-        root.create_topic(
-            "other", 1, TopicConfig()
-        )  # so that the next drain looks at the catalogue
+        producer.send("one", b"written").result()
+        # So that the next drain looks at the catalogue.
+        root.create_topic("other", 1, TopicConfig())
         ensure_topic, root.ensure_topic = root.ensure_topic, held
-        error = exception_of(future)
+        error = exception_of(producer.send("one", b"lost"))
         root.ensure_topic = ensure_topic
     assert type(error) is LockTimeoutError
     assert "The catalogue is held; the record was not written after" in str(error)

@@ -363,6 +363,8 @@ MUTANTS = [
         by_power_cuts,
         f"{REPLACE}:Replacement.swap",
         {"log.sync_directory(": "str("},
+        # Which flushes the directory, too.
+        besides=(Behaviour("embedlog.partition.key_index:write", lambda log, info, keys: None),),
     ),
     Mutant(
         "what is replaced is unlinked first",

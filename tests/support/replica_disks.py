@@ -494,8 +494,9 @@ def administer(setting: Setting, life: int) -> None:
         if any(each.path == setting.spare for each in log.replicas):
             log.replicas.remove(setting.spare)
             return
-        # A removal that was killed leaves files.
-        shutil.rmtree(setting.spare)
+        # A removal that was killed leaves files; one that is killed here leaves no directory.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(setting.spare)
         # A process that was just bringing it back, before it was removed, may write some more.
         with suppress(NotALogError):
             log.replicas.add(setting.spare)
