@@ -46,7 +46,7 @@ from embedlog.lazy import np, pa
 from embedlog.partition import lookup
 from embedlog.partition.tail import Tail
 from embedlog.partitioner import murmur2, murmur2_of_keys
-from embedlog.schemas.reading import TypedReader
+from embedlog.schemas.reading import TOMBSTONE, TypedReader
 from embedlog.segment import SegmentFile, key_index_path
 
 if TYPE_CHECKING:
@@ -279,6 +279,15 @@ class FoundRecord(NamedTuple):
         return reader.value_in(columns, self.row)
 
     @property
+    def is_tombstone(self) -> bool:
+        """Whether it deletes its key."""
+        columns, reader = self.decoded.columns, self.decoded.reader
+        if reader is None:
+            return not columns["value"][self.row].is_valid
+        deletes: bool = columns[TOMBSTONE][self.row].as_py()
+        return deletes
+
+    @property
     def key(self) -> Any:
         """The stored key, or that of a typed topic as programs have it."""
         columns, reader = self.decoded.columns, self.decoded.reader
@@ -449,6 +458,28 @@ class KeyIndex:
             **log.where,
             todo="Look the key up again.",
         )
+
+    def find_last(self, key: bytes, start: int, tail: Tail) -> FoundRecord | None:
+        """Return the last record of a key from ``start`` on, also one that no reader sees yet.
+
+        Under the partition's lock, with the tail that it guards.
+
+        Raises:
+            CorruptionError, StorageError: A batch is damaged, or cannot be read.
+        """
+        stop = tail.log_end_offset
+        if start >= stop:
+            return None
+        whole = tail._replace(high_watermark=stop, high_watermark_position=tail.log_end_position)
+        with self._lock:
+            self._follow(whole)
+            found = self._search_locked(whole, key, start, stop, self.typed_reader(), 1)
+        return found[0] if found else None
+
+    def typed_reader(self) -> TypedReader | None:
+        """Return what decodes the batches of a typed topic; None if values are bytes."""
+        schema = self._log.schema
+        return None if schema is None else TypedReader(schema)
 
     def _follow(self, tail: Tail) -> None:
         """Forget what is of a log before a truncation, or of segments that are gone."""
