@@ -6,9 +6,9 @@ others find its record.  The check counts all records that were written, also th
 sees yet because they wait for a flush.
 
 A key is looked up before the lock is taken, by the key index; under the lock only what was
-appended since is looked at.  Records before that can only be removed meanwhile: by a truncation,
-which begins a leader epoch, by a move of the log start, or by compaction, which keeps the last one
-of each key, unless it is a tombstone.
+appended since is looked at.  Records before that can only be removed meanwhile.  A truncation
+begins a leader epoch, and the key is looked up again; a deletion, and the compaction of a
+tombstone, count as if they came after the append.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ class AppendCondition:
         assert self.key is not None
         start, found, seen = tail.start_offset, None, self._seen
         if seen is not None and seen.leader_epoch == tail.leader_epoch:
-            if self._found is not None and self._found.offset >= start:
-                found = self._found
-            start = max(start, seen.high_watermark)
+            start, found = max(start, seen.high_watermark), self._found
         return log.key_index.find_last(self.key, start, tail) or found
 
 
