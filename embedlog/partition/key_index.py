@@ -61,6 +61,8 @@ _HEAD = struct.Struct("<8s6Q")
 _RUN = 4 << 20
 """Sort about so many records at once: to sort takes as much memory again."""
 _NUMBER = 0xFFFFFFFF
+_FEW_KEYS = 16
+"""Keys that are hashed faster one by one than all at once."""
 _READ_BYTES = 4 << 20
 _FIRST_BYTES = 256 << 10
 _CACHED_BYTES = 128 << 20
@@ -115,7 +117,11 @@ class SegmentKeys:
             return
         self._firsts.append(self._records)
         self._positions.append(position)
-        run = murmur2_of_keys(keys).view(np.uint32).astype(np.uint64) << np.uint64(32)
+        if len(keys) > _FEW_KEYS:
+            hashes = murmur2_of_keys(keys)
+        else:
+            hashes = np.array([murmur2(key or b"") for key in keys.to_pylist()], np.int32)
+        run = hashes.view(np.uint32).astype(np.uint64) << np.uint64(32)
         run |= np.arange(self._records, self._records + len(keys), dtype=np.uint64)
         if keys.null_count:
             run = run[~nulls(keys)]
@@ -595,8 +601,10 @@ class KeyIndex:
             file = self._file(info)
             read = file.mapped if info.sealed else file.read
             decoded = DecodedBatch(read(position, keys.end_position, 1)[0], reader)
-            if decoded.batch.is_compressed or not (info.sealed and file.fd is None):
+            if decoded.batch.is_compressed:
                 decoded.memory += sum(column.nbytes for column in decoded.columns.values())
+            elif not (info.sealed and file.fd is None):
+                decoded.memory += decoded.batch.size
             elif reader is not None:
                 decoded.memory += decoded.columns["key"].nbytes
             self._cache.add(place, decoded)

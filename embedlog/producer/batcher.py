@@ -666,8 +666,7 @@ class TopicQueue:
         def encode(delivery: Delivery) -> Batches:
             delivery.condition = condition
             delivery.values, delivery.keys, delivery.timestamps = [value], [key], [timestamp]
-            delivery.headers = {0: headers} if headers else {}
-            delivery.partitions = {} if partition is None else {0: partition}
+            delivery.note(0, headers, partition)
             return iter(self._encode(delivery)[1])
 
         return self.send_batches(encode, None)

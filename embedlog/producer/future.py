@@ -141,6 +141,13 @@ class Delivery:
             # The next record must set the time and wake the thread, as the first one does.
             self.free = 0
 
+    def note(self, row: int, headers: Any, partition: int | None) -> None:
+        """Note what only some records have."""
+        if headers:
+            self.headers[row] = headers
+        if partition is not None:
+            self.partitions[row] = partition
+
     def rows(self) -> Rows:
         """Return the records."""
         headers = None

@@ -191,8 +191,7 @@ class Producer(Generic[K, V]):
         if key is None and (queue.settings.compacts or not plain) and queue.needs_key(value):
             return self._refuse(topic, no_key(topic, [0]))
         try:
-            # Takes half as long as `with`, which matters only here.
-            self._acquire()
+            self._acquire()  # takes half as long as `with`, which matters only here
             try:
                 delivery = queue.open
                 if delivery.free < size:
@@ -201,16 +200,12 @@ class Producer(Generic[K, V]):
                 values = delivery.values
                 row = len(values)
                 if not plain:
-                    if headers:
-                        delivery.headers[row] = headers
-                    if partition is not None:
-                        delivery.partitions[row] = partition
+                    delivery.note(row, headers, partition)
                 delivery.keys.append(key)  # type: ignore[arg-type]
                 delivery.timestamps.append(timestamp_ms)
                 # Last: `drop_partial_row` takes a record without a value for an interrupted one.
                 values.append(value)
-            except BaseException:
-                # Such as Ctrl-C between two lines: the next record would get this one's key.
+            except BaseException:  # as Ctrl-C: the next record would get the key of this one
                 queue.open.drop_partial_row()
                 raise
             finally:
@@ -218,11 +213,15 @@ class Producer(Generic[K, V]):
         except RecordTooLargeError as error:
             return self._refuse(topic, error)
         if not plain and self._no_acks:
-            place = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp_ms)
-            return RecordFuture._completed(place)
+            return self._unacknowledged(topic, partition, timestamp_ms)
         future = RecordFuture()
         future._delivery, future._row = delivery, row
         return future
+
+    def _unacknowledged(self, topic: str, partition: int | None, timestamp: int) -> RecordFuture:
+        """Return the future of a record that nobody waits for (``acks=0``)."""
+        place = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp)
+        return RecordFuture._completed(place)
 
     def _send_if(
         self, queue: TopicQueue, record: tuple[Any, ...], end: Any, key_offset: Any
