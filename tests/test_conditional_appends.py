@@ -362,6 +362,19 @@ def test_a_retry_after_an_unknown_outcome_is_no_conflict(tmp_path):
         assert values(log) == [b"%d" % number for number in range(8)]
 
 
+def test_the_next_leader_finds_the_same(tmp_path):
+    """A40, A41: of a log in several directories, of which that of the leader is lost."""
+    directories = Directories(tmp_path)
+    with directories.open() as log, log.producer() as producer:
+        log.create_topic("t", replication_factor=2)
+        assert sent(producer, b"a", expected_offset=0, expected_key_offset=None) == 0
+        directories.lose(log, log.partition("t", 0).placement.leader)
+        assert found(producer, expected_key_offset=None) == 0
+        assert found(producer, expected_offset=0) == 1
+        assert sent(producer, b"b", expected_offset=1, expected_key_offset=0) == 1
+        assert values(log) == [b"a", b"b"]
+
+
 # What nobody can read yet, and what is lost
 
 
