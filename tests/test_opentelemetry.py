@@ -180,8 +180,8 @@ def test_a_span_ends_with_the_error_of_a_record(log, spans, tracers):
         with pytest.raises(embedlog.errors.SerializationError):
             producer.send("orders", 5)
         producer.send("state", None)
-        producer.send("orders", b"v", expected_offset=7)
-        producer.send("orders", b"v", expected_offset=0).result()
+        producer.send("orders", b"v", partition=0, expected_offset=7)
+        producer.send("orders", b"v", partition=0, expected_offset=0).result()
         (record,) = log.topic("orders")
         with pytest.raises(ZeroDivisionError), telemetry.process(record, tracer_provider=tracers):
             raise ZeroDivisionError
