@@ -166,6 +166,7 @@ class Producer(Generic[K, V]):
             InvalidPartitionError: The partition is not an int.
             InvalidTopicError: The topic is one of embedlog's own.
             BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms``.
+            InvalidRecordError: An expected offset is no int from 0, or the record has no key.
             IllegalStateError: A condition needs ``enable_idempotence``, and a record whose
                 partition the key or the caller chooses.
         """
@@ -234,9 +235,9 @@ class Producer(Generic[K, V]):
             check_expected(topic, "expected_key_offset", key_offset)
         if not config.enable_idempotence:
             raise IllegalStateError(
-                "A record with a condition needs enable_idempotence",
+                "A record with a condition needs enable_idempotence, or a retry would find itself",
                 topic=topic,
-                todo="Otherwise a retry would find the record itself, and be refused.",
+                todo='Make the producer with acks="all" and enable_idempotence=True.',
             )
         value, key, *others, size = self._converted(queue, *record)
         if key is None and key_offset is not ...:
