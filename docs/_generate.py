@@ -324,6 +324,7 @@ ERRORS: dict[str, dict[str, str]] = {
         "TimeoutError": "Try again, or allow more time.",
         "BufferExhaustedError": "Send more slowly, or raise `buffer_memory` or `max_block_ms`.",
         "DeliveryFailedError": "Act on its `errors`, and send the records again if these allow it.",
+        "ConflictError": "Read what was appended, from `offset` on, and decide anew.",
         "OutOfOrderSequenceError": "Ask `last_sequence` where to continue.",
         "InvalidProducerEpochError": "Close this producer: a newer one has its name.",
         "RestartedApplicationError": "Use another name, or allow the restart "

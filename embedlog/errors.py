@@ -479,6 +479,17 @@ class OutOfOrderSequenceError(EmbedlogError):
     """
 
 
+class ConflictError(EmbedlogError):
+    """The partition, or the key, does not end where a conditional append expected it to.
+
+    Another record was appended first.  ``offset`` is what was found: the log end offset, or the
+    offset of the last record of ``key``, None if it has none.  Nothing was written, and what was
+    found can be read.  A retry does not help: read it, and decide anew.
+    """
+
+    key: bytes | None = None
+
+
 class FencedLeaderEpochError(EmbedlogError, ValueError):
     """A batch that keeps its leader epoch follows one of a later epoch.
 

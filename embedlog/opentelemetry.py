@@ -140,6 +140,7 @@ def _send(
     headers: Sequence[tuple[str, bytes | None]] | None = None,
     partition: int | None = None,
     timestamp_ms: int | None = None,
+    **expected: Any,
 ) -> Any:
     attributes = _attributes("send", topic, partition, value is None)
     if producer.config.client_id:
@@ -150,7 +151,8 @@ def _send(
     pairs = [pair for pair in headers or () if pair[0] not in carrier]
     pairs += [(name, text.encode()) for name, text in carrier.items()]
     try:
-        future = Producer.send(producer, topic, value, key, pairs, partition, timestamp_ms)
+        record = topic, value, key, pairs, partition, timestamp_ms
+        future = Producer.send(producer, *record, **expected)
     except BaseException as error:
         _end_failed(span, error)
         raise

@@ -69,3 +69,17 @@ def test_the_flights_are_read_without_setuptools():
     )
 
     assert run_python("-c", code) == "7 4\n"
+
+
+@pytest.mark.tier("test")
+def test_an_account_with_eight_writers_ends_at_the_right_balance(tmp_path):
+    """A41: no decision is made by a balance that is out of date."""
+    output = run_python(
+        *(EXAMPLES / "account.py", "--path", tmp_path / "log", "--writers", 8, "--events", 25),
+        seconds=120,
+    )
+
+    found = re.search(r"balance of the events is (\d+), and by the processes it is (\d+)", output)
+    assert found[1] == found[2]
+    assert re.search(r"8 processes appended \d{2,3} events", output)
+    assert int(re.search(r"too late (\d+) times", output)[1]) > 0

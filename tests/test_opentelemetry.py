@@ -180,13 +180,15 @@ def test_a_span_ends_with_the_error_of_a_record(log, spans, tracers):
         with pytest.raises(embedlog.errors.SerializationError):
             producer.send("orders", 5)
         producer.send("state", None)
-        producer.send("orders", b"v").result()
+        producer.send("orders", b"v", partition=0, expected_offset=7)
+        producer.send("orders", b"v", partition=0, expected_offset=0).result()
         (record,) = log.topic("orders")
         with pytest.raises(ZeroDivisionError), telemetry.process(record, tracer_provider=tracers):
             raise ZeroDivisionError
-    raised, refused, _, failed = spans.get_finished_spans()
+    raised, refused, late, _, failed = spans.get_finished_spans()
     for span, error in (
         (raised, "SerializationError"),
+        (late, "ConflictError"),
         (refused, "InvalidRecordError"),
         (failed, "ZeroDivisionError"),
     ):

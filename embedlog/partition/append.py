@@ -16,6 +16,7 @@ from embedlog.batch import EXPLICIT_OFFSETS, HEADERS, MAX_GAP, TOMBSTONES, Encod
 from embedlog.batch.add_headers import with_timestamp
 from embedlog.config import LONG_MAX
 from embedlog.errors import (
+    ConflictError,
     DiskFullError,
     FencedLeaderEpochError,
     NotLeaderOrFollowerError,
@@ -24,6 +25,7 @@ from embedlog.errors import (
 )
 from embedlog.index import IndexEntry
 from embedlog.partition import (
+    append_condition,
     flush,
     leader_epochs,
     lookup,
@@ -32,6 +34,7 @@ from embedlog.partition import (
     roll,
     validation,
 )
+from embedlog.partition.append_condition import AppendCondition
 from embedlog.partition.append_fast import append_fast
 from embedlog.partition.producer_state import PRODUCERS, ProducerState
 from embedlog.partition.tail import CachedTail, Tail, next_append_time, unpack
@@ -50,6 +53,7 @@ def append(
     encoded: Sequence[EncodedBatch],
     durability: str | None,
     timeout: float | None,
+    condition: AppendCondition | None = None,
     again: bool = True,
 ) -> list[Appended]:
     """Write batches at the end and publish them; see `PartitionLog.append`.
@@ -59,11 +63,15 @@ def append(
     if not encoded:
         return []
     log.context.check_appendable()
+    if condition is not None:
+        condition.look_up(log)
     synced, before = (durability or log.context.durability) == "fsync", None
     try:
         with log.owned(timeout) as tail:
             before = tail
             file, receipt = log.file_at(tail), None
+            if condition is not None and not _is_repeated(log, tail, encoded[0]):
+                condition.check(log, tail)
             if synced and log.preallocated < encoded[0].size:
                 preallocation.extend(log, file, tail, encoded)
             if len(encoded) == 1 and (not synced or flush.is_alone(log, tail, encoded[0])):
@@ -76,14 +84,22 @@ def append(
                 pending = append_locked(log, file, tail, encoded, synced)
     except DiskFullError:
         if again and _is_room_again(log, before):
-            return append(log, encoded, durability, timeout, again=False)
+            return append(log, encoded, durability, timeout, condition, again=False)
         log.context.reserve.mark_full()
+        raise
+    except ConflictError:
+        append_condition.publish_found(log, before)
         raise
     if receipt is not None:
         log.context.wake.advance()
         return [receipt]
     finish(log, encoded, pending.tail, synced)
     return pending.receipts
+
+
+def _is_repeated(log: PartitionLog, tail: Tail, batch: EncodedBatch) -> bool:
+    """Whether a batch was sent before: then its condition held, and may not hold any more."""
+    return PendingAppend(log, tail, publish=False).receipt_of_repeated(batch) is not None
 
 
 def _is_room_again(log: PartitionLog, before: Tail | None) -> bool:

@@ -46,7 +46,7 @@ from embedlog.lazy import np, pa
 from embedlog.partition import lookup
 from embedlog.partition.tail import Tail
 from embedlog.partitioner import murmur2, murmur2_of_keys
-from embedlog.schemas.reading import TypedReader
+from embedlog.schemas.reading import TOMBSTONE, TypedReader
 from embedlog.segment import SegmentFile, key_index_path
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ _HEAD = struct.Struct("<8s6Q")
 _RUN = 4 << 20
 """Sort about so many records at once: to sort takes as much memory again."""
 _NUMBER = 0xFFFFFFFF
+_FEW_KEYS = 16
+"""Keys that are hashed faster one by one than all at once."""
 _READ_BYTES = 4 << 20
 _FIRST_BYTES = 256 << 10
 _CACHED_BYTES = 128 << 20
@@ -115,7 +117,11 @@ class SegmentKeys:
             return
         self._firsts.append(self._records)
         self._positions.append(position)
-        run = murmur2_of_keys(keys).view(np.uint32).astype(np.uint64) << np.uint64(32)
+        if len(keys) > _FEW_KEYS:
+            hashes = murmur2_of_keys(keys)
+        else:
+            hashes = np.array([murmur2(key or b"") for key in keys.to_pylist()], np.int32)
+        run = hashes.view(np.uint32).astype(np.uint64) << np.uint64(32)
         run |= np.arange(self._records, self._records + len(keys), dtype=np.uint64)
         if keys.null_count:
             run = run[~nulls(keys)]
@@ -277,6 +283,15 @@ class FoundRecord(NamedTuple):
         if reader is None:
             return columns["value"][self.row].as_py()
         return reader.value_in(columns, self.row)
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether it deletes its key."""
+        columns, reader = self.decoded.columns, self.decoded.reader
+        if reader is None:
+            return not columns["value"][self.row].is_valid
+        deletes: bool = columns[TOMBSTONE][self.row].as_py()
+        return deletes
 
     @property
     def key(self) -> Any:
@@ -450,6 +465,28 @@ class KeyIndex:
             todo="Look the key up again.",
         )
 
+    def find_last(self, key: bytes, start: int, tail: Tail) -> FoundRecord | None:
+        """Return the last record of a key from ``start`` on, also one that no reader sees yet.
+
+        Under the partition's lock, with the tail that it guards.
+
+        Raises:
+            CorruptionError, StorageError: A batch is damaged, or cannot be read.
+        """
+        stop = tail.log_end_offset
+        if start >= stop:
+            return None
+        whole = tail._replace(high_watermark=stop, high_watermark_position=tail.log_end_position)
+        with self._lock:
+            self._follow(whole)
+            found = self._search_locked(whole, key, start, stop, self.typed_reader(), 1)
+        return found[0] if found else None
+
+    def typed_reader(self) -> TypedReader | None:
+        """Return what decodes the batches of a typed topic; None if values are bytes."""
+        schema = self._log.schema
+        return None if schema is None else TypedReader(schema)
+
     def _follow(self, tail: Tail) -> None:
         """Forget what is of a log before a truncation, or of segments that are gone."""
         log = self._log
@@ -564,8 +601,10 @@ class KeyIndex:
             file = self._file(info)
             read = file.mapped if info.sealed else file.read
             decoded = DecodedBatch(read(position, keys.end_position, 1)[0], reader)
-            if decoded.batch.is_compressed or not (info.sealed and file.fd is None):
+            if decoded.batch.is_compressed:
                 decoded.memory += sum(column.nbytes for column in decoded.columns.values())
+            elif not (info.sealed and file.fd is None):
+                decoded.memory += decoded.batch.size
             elif reader is not None:
                 decoded.memory += decoded.columns["key"].nbytes
             self._cache.add(place, decoded)

@@ -54,6 +54,7 @@ from embedlog.segment import SegmentFile, path_of
 if TYPE_CHECKING:
     from sortedcontainers import SortedDict
 
+    from embedlog.partition.append_condition import AppendCondition
     from embedlog.partition.key_index import KeyIndex
     from embedlog.schemas.topic_schema import TopicSchema
 
@@ -786,6 +787,7 @@ class PartitionLog:
         durability: str | None = None,
         timeout: float | None = None,
         acks: int | str = "all",
+        condition: AppendCondition | None = None,
     ) -> list[Appended]:
         """Write batches at the end, publish them, and return their offsets.
 
@@ -799,8 +801,10 @@ class PartitionLog:
             durability: ``"os"`` or ``"fsync"``; that of the log by default.
             timeout: Seconds to wait for the partition; ``lock_timeout`` by default.
             acks: Which copies must have them; see `ReplicatedPartition`.
+            condition: What must be so at that moment, unless the batches were appended before.
 
         Raises:
+            ConflictError: The condition does not hold.
             RecordTooLargeError: A batch is over ``max.message.bytes``.
             InvalidRecordError: A record has no key and the topic is compacted
                 (``indices`` has which), or has a timestamp too far from the clock.
@@ -811,7 +815,7 @@ class PartitionLog:
             DurabilityError: A flush failed, now or before.
             LockTimeoutError: Another process holds the partition.
         """
-        return append.append(self, encoded, durability, timeout)
+        return append.append(self, encoded, durability, timeout, condition)
 
     def append_at(
         self,

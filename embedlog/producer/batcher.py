@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -33,6 +33,7 @@ from embedlog.listeners import PRODUCER, Client
 from embedlog.metrics import PRODUCER as PRODUCER_METRICS
 from embedlog.metrics import PRODUCER_TOPIC, Sample, average
 from embedlog.partition import producer_state
+from embedlog.partition.append_condition import AppendCondition
 from embedlog.partition.producer_state import REMEMBERED
 from embedlog.partitioner import RoundRobinPartitioner
 from embedlog.producer.future import LOGGER, Delivery, ProducerBatch, run_callback
@@ -399,9 +400,7 @@ class TopicQueue:
             ClosedError: The producer was closed.
         """
         batcher, drain_bytes = self.batcher, self.settings.drain_bytes
-        if size > batcher.always_allowed_bytes:
-            kafka_bytes = request_size(value, key, headers) if type(value) in PLAIN else size
-            check_size(self.topic, size, kafka_bytes, batcher.config.max_request_size)
+        self.check_size(size, value, key, headers)
         began, drained = None, batcher.synced
         while not self.closed:
             delivery = self.open
@@ -436,6 +435,17 @@ class TopicQueue:
             began = now if began is None else began
             self._wait_for_memory(now - began)
         raise ClosedError("The producer was closed", topic=self.topic)
+
+    def check_size(self, size: int, value: Any, key: bytes | None, headers: Any) -> None:
+        """Refuse a record of ``size`` bytes if it is larger than any may be.
+
+        Raises:
+            RecordTooLargeError: It is.
+        """
+        batcher = self.batcher
+        if size > batcher.always_allowed_bytes:
+            kafka_bytes = request_size(value, key, headers) if type(value) in PLAIN else size
+            check_size(self.topic, size, kafka_bytes, batcher.config.max_request_size)
 
     def _wait_for_memory(self, waited: float) -> None:
         batcher, config = self.batcher, self.batcher.config
@@ -642,11 +652,33 @@ class TopicQueue:
 
     # Whole batches
 
-    def send_batches(self, batches: Batches, numbered: tuple[int, int, int] | None) -> Delivery:
+    def send_if(
+        self,
+        condition: AppendCondition,
+        value: Any,
+        key: bytes | None,
+        headers: Any,
+        partition: int | None,
+        timestamp: int,
+    ) -> Delivery:
+        """Append one record now, as `send_batches` does, unless a condition does not hold."""
+
+        def encode(delivery: Delivery) -> Batches:
+            delivery.condition = condition
+            delivery.values, delivery.keys, delivery.timestamps = [value], [key], [timestamp]
+            delivery.note(0, headers, partition)
+            return iter(self._encode(delivery)[1])
+
+        return self.send_batches(encode, None)
+
+    def send_batches(
+        self, batches: Callable[[Delivery], Batches], numbered: tuple[int, int, int] | None
+    ) -> Delivery:
         """Append batches now, in this thread, after everything that was sent before.
 
         Args:
-            batches: Pairs of a partition and a batch.
+            batches: Returns pairs of a partition and a batch, for a delivery, once everything that
+                was sent before is appended.
             numbered: The partition, the first sequence number and the number of records, if the
                 application numbers them.
         """
@@ -657,7 +689,7 @@ class TopicQueue:
                 self.drain_locked(None)
                 if self.closed:
                     raise ClosedError("The producer was closed", topic=self.topic)
-                self._write_batches(delivery, batches, numbered)
+                self._write_batches(delivery, batches(delivery), numbered)
             return delivery
         finally:
             delivery.seal()

@@ -15,6 +15,7 @@ from embedlog.batch import EncodedBatch
 from embedlog.callbacks import check_callback, check_ran
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
 from embedlog.lazy import logging
+from embedlog.partition.append_condition import AppendCondition
 from embedlog.producer.row_batches import Rows
 from embedlog.producer.unretrieved import FailedRecords
 from embedlog.record import Appended, RecordMetadata
@@ -106,6 +107,8 @@ class Delivery:
     opened_at = deadline = 0.0
     batches: Any = ()
     """A list of `ProducerBatch`, once the rows are in batches."""
+    condition: AppendCondition | None = None
+    """What must be so for its one record to be written; then it is appended alone."""
     starts: Any = ()
 
     def __init__(self, queue: TopicQueue) -> None:
@@ -137,6 +140,13 @@ class Delivery:
         if not count:
             # The next record must set the time and wake the thread, as the first one does.
             self.free = 0
+
+    def note(self, row: int, headers: Any, partition: int | None) -> None:
+        """Note what only some records have."""
+        if headers:
+            self.headers[row] = headers
+        if partition is not None:
+            self.partitions[row] = partition
 
     def rows(self) -> Rows:
         """Return the records."""

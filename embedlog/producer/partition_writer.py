@@ -174,6 +174,10 @@ class PartitionWriter:
             if self._append_singly:
                 self._append_singly -= 1
                 del group[1:]
+            elif len(group) > 1 and any(batch.delivery.condition for batch in group):
+                # A condition is about what is in the log, and not about batches beside it.
+                del group[1:]
+            condition = group[0].delivery.condition
             began = monotonic()
             try:
                 if self._idempotent and (self._next_sequence is None or self._identity is None):
@@ -190,7 +194,11 @@ class PartitionWriter:
                         batch.encoded.set_producer(*identity, batch.sequence)
                     encoded.append(batch.encoded)
                 receipts = self.log.append(
-                    encoded, durability=self._durability, timeout=lock_timeout, acks=self._acks
+                    encoded,
+                    durability=self._durability,
+                    timeout=lock_timeout,
+                    acks=self._acks,
+                    condition=condition,
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
                 self._failed(group, error, lock_timeout < self._lock_timeout, began)

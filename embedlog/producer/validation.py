@@ -9,6 +9,7 @@ from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.errors import (
     EmbedlogError,
+    InvalidRecordError,
     RecordTooLargeError,
     SerializationError,
     UnknownTopicOrPartitionError,
@@ -167,6 +168,20 @@ def check_partition(topic: str, partition: Any, partitions: int) -> None:
     if not 0 <= partition < partitions:
         raise UnknownTopicOrPartitionError(
             f"The topic has partitions 0 to {partitions - 1}", topic=topic, partition=partition
+        )
+
+
+def check_expected(topic: str, name: str, offset: object) -> None:
+    """Refuse an expected offset that is no int from 0.
+
+    Raises:
+        InvalidRecordError: It is not; ``name`` is that of the argument.
+    """
+    if type(offset) is not int or offset < 0:
+        raise InvalidRecordError(
+            f"{name} must be an int from 0, got {offset!r}",
+            topic=topic,
+            todo="Pass the offset that was read.",
         )
 
 

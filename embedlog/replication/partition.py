@@ -21,6 +21,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.partition import journal, leader_epochs, recovery
+from embedlog.partition.append_condition import AppendCondition
 from embedlog.partition.partition_log import PartitionLog, ReplicaPlacement
 from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail, peek_tail
@@ -120,6 +121,7 @@ class ReplicatedPartition(PartitionLog):
         durability: str | None = None,
         timeout: float | None = None,
         acks: int | str = "all",
+        condition: AppendCondition | None = None,
     ) -> list[Appended]:
         """As `PartitionLog.append`.
 
@@ -129,6 +131,7 @@ class ReplicatedPartition(PartitionLog):
             timeout: Seconds to wait for the partition's lock.
             acks: With ``"all"`` at least `min.insync.replicas` must be in sync.  In any case the
                 batches are in all in-sync replicas before a consumer can read them.
+            condition: What must be so in the leader's log.
 
         Raises:
             NotEnoughReplicasError: Too few are in sync for ``acks="all"``.  Nothing was
@@ -136,7 +139,9 @@ class ReplicatedPartition(PartitionLog):
             NotEnoughReplicasAfterAppendError: Copies failed in the flush; the records are there.
             ReplicaNotAvailableError: The partition has no leader.
         """
-        append = partial(super().append, encoded, durability=durability, timeout=timeout)
+        append = partial(
+            super().append, encoded, durability=durability, timeout=timeout, condition=condition
+        )
         if acks in ("all", -1):
             return self._append_to_all(append, durability)
         self._append.needs_min_isr = False

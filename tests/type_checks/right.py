@@ -161,6 +161,7 @@ def producers(log: Log, options: ProducerOptions, dotted: dict[str, Any]) -> Non
         assert_type(future.exception, BaseException | None)
         assert_type(future.is_done, bool)
         assert_type(future.add_callback(print, "sent", end="").add_errback(print), RecordFuture)
+        producer.send("flights", key=b"key", expected_offset=1, expected_key_offset=None)
         batch = producer.send_batch("flights", [b"a", None], keys=[b"k", None], timestamps=5)
         assert_type(batch, BatchFuture)
         assert_type(batch.result(), list[BatchRange])
