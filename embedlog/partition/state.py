@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
@@ -216,6 +216,14 @@ class Context:
             self.check_writable()
         if self.reserve.short:
             self.reserve.check()
+
+    def settle_offsets(
+        self, group: bytes, partitions: Collection[bytes], *, abort: bool = True
+    ) -> None:
+        """Decide the publications that are about to commit offsets; see `journal`."""
+        from embedlog.partition import journal
+
+        journal.settle_offsets(self, group, partitions, abort=abort)
 
     def bounded_ms(self) -> int:
         """Return the time for decisions that forget something (`ClockReading`).
