@@ -133,13 +133,13 @@ class ProducerConfig(Settings):
         if self.transactional_id is not None and self.producer_name is not None:
             self._contradict("transactional_id", "cannot be combined with", "producer_name")
         named = self.producer_name is not None or self.transactional_id is not None
-        required = self.enable_idempotence or named
+        required, explicit = self.enable_idempotence or named, self.enable_idempotence
         if self.enable_idempotence is None:
             self._set("enable_idempotence", required or conflict is None)
         if required and not self.enable_idempotence:
             conflict = "enable_idempotence"
         if required and conflict:
-            name = "enable_idempotence"
-            if named:
-                name = "producer_name" if self.producer_name else "transactional_id"
+            name = "producer_name" if self.producer_name else "enable_idempotence"
+            if named and not (self.producer_name or explicit):
+                name = "transactional_id"
             self._contradict(name, "cannot be combined with", conflict)

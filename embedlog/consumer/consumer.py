@@ -354,7 +354,7 @@ class Consumer(Generic[K_co, V_co]):
         """Return the identity of this consumer in its group."""
         return self._group.metadata()
 
-    def offsets_for_transaction(
+    def _offsets_for_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None
     ) -> tuple[Mapping[TopicPartition, OffsetAndMetadata], ConsumerGroupMetadata, Client]:
         """Return what `Producer.commit_offsets` commits, and who does.

@@ -17,7 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from embedlog import keyspace, kv
-from embedlog.errors import CommitFailedError, InvalidGroupIdError, OffsetMetadataTooLargeError
+from embedlog.errors import (
+    CommitFailedError,
+    InvalidGroupIdError,
+    OffsetMetadataTooLargeError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.keyspace import PARTITION_KEY, PENDING_OFFSETS, UNSAVED_OFFSETS
 from embedlog.record import OffsetAndMetadata
 
@@ -82,7 +87,7 @@ CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(lambda committed: _pack(*committ
 """In `state`."""
 
 
-class JournalEntry(NamedTuple):
+class OffsetEntry(NamedTuple):
     """The row of one partition whose offset a group commits with a publication."""
 
     committed: bool
@@ -99,15 +104,15 @@ class JournalEntry(NamedTuple):
         return b"".join((head, *self.partners, self.row))
 
 
-def _unpack_entry(data: bytes) -> JournalEntry:
+def _unpack_entry(data: bytes) -> OffsetEntry:
     committed, number, count = _JOURNAL_HEAD.unpack_from(data)
     start, width = _JOURNAL_HEAD.size, PARTITION_KEY.size
     row_at = start + count * width
     partners = tuple(data[at : at + width] for at in range(start, row_at, width))
-    return JournalEntry(bool(committed), number, partners, data[row_at:])
+    return OffsetEntry(bool(committed), number, partners, data[row_at:])
 
 
-JOURNAL = keyspace.OFFSET_JOURNAL.coded(JournalEntry.pack, _unpack_entry)
+JOURNAL = keyspace.OFFSET_JOURNAL.coded(OffsetEntry.pack, _unpack_entry)
 """In `state`."""
 
 Unsaved = dict[tuple[bytes, bytes], CommittedOffset | None]
@@ -311,9 +316,17 @@ def prepare(
     """Journal that a publication is about to commit these rows; whatever it replaces is void.
 
     Raises:
+        UnknownTopicOrPartitionError: The topic of a partition was deleted.
         CommitFailedError: Another one has just committed one of them, and is not visible yet.
     """
     for partition, row in rows.items():
+        if not keyspace.PARTITIONS.exists(txn, partition):
+            raise UnknownTopicOrPartitionError(
+                "The topic of an offset was deleted, or deleted and created again",
+                group=group.decode(),
+                partition=PARTITION_KEY.unpack(partition)[1],
+                todo="Nothing was committed; begin again with the topics that exist now.",
+            )
         before = JOURNAL.get(txn, group, partition)
         noted = PENDING_OFFSETS.get(live, group, partition)
         if before is not None and before.committed and before.number == noted:
@@ -322,7 +335,7 @@ def prepare(
                 group=group.decode(),
                 todo="Begin again at the committed offsets.",
             )
-        JOURNAL.put(txn, group, partition, value=JournalEntry(False, number, partners, row))
+        JOURNAL.put(txn, group, partition, value=OffsetEntry(False, number, partners, row))
 
 
 def note(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:

@@ -162,7 +162,7 @@ def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
 
 
 def settle_offsets(
-    context: Context, group: bytes, partitions: Collection[bytes], *, abort: bool
+    context: Context, group: bytes, partitions: Collection[bytes], abort: bool
 ) -> None:
     """Finish the committed publications that have notes at some partitions of a group.
 
@@ -183,7 +183,7 @@ def settle_offsets(
 
 
 def _settle(context: Context, group: bytes, partition: bytes, number: int, abort: bool) -> None:
-    def step(txn: kv.Txn) -> offsets.JournalEntry | None:
+    def step(txn: kv.Txn) -> offsets.OffsetEntry | None:
         entry = offsets.JOURNAL.get(txn, group, partition)
         if entry is None or entry.number != number:
             return None

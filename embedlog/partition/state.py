@@ -199,6 +199,7 @@ class Context:
     visibility: str
     lock_timeout: float
     root: str
+    settle: Callable[[Context, bytes, Collection[bytes], bool], None]
     closed = False
     """Set before the files and databases are closed: no operation may begin any more."""
 
@@ -221,9 +222,7 @@ class Context:
         self, group: bytes, partitions: Collection[bytes], *, abort: bool = True
     ) -> None:
         """Decide the publications that are about to commit offsets; see `journal`."""
-        from embedlog.partition import journal
-
-        journal.settle_offsets(self, group, partitions, abort=abort)
+        self.settle(self, group, partitions, abort)
 
     def bounded_ms(self) -> int:
         """Return the time for decisions that forget something (`ClockReading`).

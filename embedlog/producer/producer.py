@@ -570,7 +570,7 @@ class Producer(Generic[K, V]):
             InvalidGroupIdError: The consumer has no group.
         """
         with self._fencing() as transactions:
-            transactions.add_offsets(*consumer.offsets_for_transaction(offsets))
+            transactions.add_offsets(*consumer._offsets_for_transaction(offsets))
 
     def send_offsets_to_transaction(
         self,

@@ -29,7 +29,7 @@ from embedlog.files import process_id
 from embedlog.group import Group
 from embedlog.lazy import logging
 from embedlog.listeners import PRODUCER, Client
-from embedlog.partition import PartitionLog, tail
+from embedlog.partition import PartitionLog, journal, tail
 from embedlog.producer.batcher import not_begun
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFile, StagedFileWriter, StagedPartition
@@ -45,7 +45,7 @@ Positions = Mapping[TopicPartition, OffsetAndMetadata]
 class GroupConsumer(Protocol):
     """A `Consumer`, whose package is beside this one."""
 
-    def offsets_for_transaction(
+    def _offsets_for_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None
     ) -> tuple[Positions, ConsumerGroupMetadata, Client]:
         """Return what a transaction commits of it, and who does."""
@@ -117,7 +117,12 @@ class Transactions:
                 if self._name:
                     producer_id, epoch = self._root.producer_identity(self._name)
                     version = producer_id << 64 | epoch << 32
+                    context = self._root.context
+                    last = app_versions.get(context.state, self._source)
                     self._publish(version)
+                    if last is not None:
+                        # Its process may have died after it was committed.
+                        journal.finish_committed(context, [key for key, _, _ in last.ends])
                 self._version = version
 
     def begin(self) -> None:
