@@ -40,7 +40,6 @@ FAILING = {
     "test_kafka_consumer_unsupported_encoding": "gzip is stored as zstd, which needs no library",
     "test_group": "reads the heartbeats to the coordinator, a private object",
     "test_heartbeat_thread": "reads the heartbeats to the coordinator, a private object",
-    "test_transactional_producer_offsets": "offsets are not committed in a transaction (G22)",
 }
 """The tests that fail, and why."""
 
