@@ -101,4 +101,4 @@ def test_each_record_is_transformed_exactly_once() -> None:
         assert set(values) == {b"%d" % number for number in range(1, sent + 1)}
         assert set(values.values()) == {1}, values.most_common(3)
         assert log.housekeeping.verify() == []
-        assert killed + stopped >= seconds
+        assert killed + stopped >= 10
