@@ -404,6 +404,15 @@ def test_a_transaction_that_was_committed_before_its_process_died_is_finished(lo
     assert (committed(log), committed(log, 1)) == (10, 10)
 
 
+def test_a_log_that_is_read_only_shows_what_was_before_an_unfinished_transaction(log):
+    """It may not finish it; records and positions agree all the same."""
+    transform_and_die(log, COMMITTED)
+    with embedlog.open(log.path, mode="r") as reader, reader.consumer(group_id="g") as consumer:
+        assert consumer.committed(IN) is None
+        assert contents(reader, "out", "audit") == [[], []]
+    assert committed(log) == 10
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_a_transaction_that_was_not_committed_before_its_process_died_is_dropped(log, reader):
     """Its note keeps nobody from taking the partitions over, or from committing."""

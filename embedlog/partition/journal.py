@@ -172,6 +172,8 @@ def settle_offsets(
         partitions: The partitions.
         abort: Whether to drop those that are not committed: from then on they cannot be.
     """
+    if not context.files.writable:
+        return  # It shows the log as it was before, and continues nothing.
     get = keyspace.PENDING_OFFSETS.get
     notes = context.live.read(lambda txn: {key: get(txn, group, key) for key in partitions})
     # A commit of a killed process may become visible only with the next one.
