@@ -25,7 +25,8 @@ class PartitionOwner(NamedTuple):
     start: int = NO_START
     """Where a group that reads from the end began here, while it has committed nothing."""
     generation: int = -1
-    """That of the group when it got the owner: a member that has seen none since has not."""
+    """That of the group when it got the owner: if it is later than one that a member has seen, the
+    member has lost the partition since."""
     member: str = NO_OWNER
     topic: str = ""
 
