@@ -49,9 +49,10 @@ class GroupJob(NamedTuple):
     config: ConsumerConfig
     handler: Callable[[Any], Any]
     batch: bool
-    outputs: bool
     parent: int
     """The id of the process that started the run; the run ends when that process does."""
+    outputs: bool = False
+    """Whether the handler returns records to send."""
 
     def for_process(self, number: int) -> GroupJob:
         """Return the job for one process, with its own instance id if members are static."""

@@ -160,7 +160,7 @@ def run_group(
         _check_forkable()
     context = multiprocessing.get_context(start_method)
     reopen, arguments = log.__reduce__()
-    how = batch, outputs, os.getpid()
+    how = batch, os.getpid(), outputs
     job = GroupJob(partial(reopen, *arguments), names, parsed, handler, *how)
     run = GroupRun(job, context, restarts, backlog)
     run._start(processes)
