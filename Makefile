@@ -20,10 +20,10 @@ quick: .venv/.dev jar
 test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev jar spark-versions .venv/engines lowest
+test-all: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams lowest
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
-nightly: .venv/.dev jar spark-versions .venv/engines
+nightly: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 # The lowest versions of the dependencies that pyproject.toml declares.
@@ -85,11 +85,14 @@ spark-versions: .venv/spark-4.1 .venv/spark-4.2
 	mv $@.partial $@
 
 # What the recipes of docs/splits.md run with, beside the other tools; PyTorch takes 5 GB.
-engines: .venv/engines .venv/torch
+# And Quix Streams, which needs an older confluent-kafka than the clients are tested with.
+engines: .venv/engines .venv/torch .venv/quixstreams
 
-.venv/engines .venv/torch: | .venv/bin/python
-	.venv/bin/python -m pip install --quiet --target $@.partial \
-		$(if $(filter %torch,$@),torch,dask 'deltalake>=1.6' ray)
+.venv/torch: PACKAGES = torch
+.venv/quixstreams: PACKAGES = quixstreams
+.venv/engines: PACKAGES = dask 'deltalake>=1.6' ray
+.venv/engines .venv/torch .venv/quixstreams: | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --target $@.partial $(PACKAGES)
 	mv $@.partial $@
 
 # The rows of both databases in docs/format.md, from embedlog/keyspace.py.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 
-def check_callback(function: object, name: str) -> None:
-    """Raise unless a call of a function runs it.
+def check_callback(function: object, name: str, *, iterated: bool = False) -> None:
+    """Raise unless a call of a function runs it, or, if it may be a generator, the iteration.
 
     Raises:
         TypeError: It is not callable, an ``async def`` function, or a generator.
@@ -20,10 +20,9 @@ def check_callback(function: object, name: str) -> None:
     import inspect
 
     called = type(function).__call__
-    kinds = (
-        *(inspect.iscoroutinefunction, inspect.isgeneratorfunction),
-        inspect.isasyncgenfunction,
-    )
+    kinds = [inspect.iscoroutinefunction, inspect.isasyncgenfunction]
+    if not iterated:
+        kinds.append(inspect.isgeneratorfunction)
     if any(is_kind(function) or is_kind(called) for is_kind in kinds):
         raise _never_runs(name, function)
 

@@ -27,23 +27,25 @@ from embedlog.catalog import Catalog, TopicInfo
 from embedlog.display import plural
 from embedlog.errors import (
     CommitFailedError,
+    FencedInstanceIdError,
     GroupIdNotFoundError,
     GroupMaxSizeReachedError,
     GroupSubscribedToTopicError,
     InconsistentGroupProtocolError,
     NonEmptyGroupError,
     StorageError,
+    UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files, WakePage
 from embedlog.groups import membership, offsets, ownership
 from embedlog.groups.membership import GROUPS, MemberInfo, Membership
-from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends
-from embedlog.groups.ownership import NO_START, OWNERS
+from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends, PendingOffsetsError
+from embedlog.groups.ownership import NO_START, OWNERS, PartitionOwner
 from embedlog.hints import Hint
-from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
+from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY, PENDING_OFFSETS
 from embedlog.lazy import logging
-from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 _logger = logging.getLogger("embedlog.group")
 T = TypeVar("T")
@@ -74,6 +76,11 @@ class GroupContext(Protocol):
     @property
     def clock(self) -> Callable[[], int]:
         """The clock of the log: returns milliseconds since 1970."""
+
+    def settle_offsets(
+        self, group: bytes, partitions: Collection[bytes], *, abort: bool = True
+    ) -> None:
+        """Finish or drop the publications that are about to commit offsets of partitions."""
 
 
 class GroupSnapshot(NamedTuple):
@@ -347,6 +354,8 @@ class Group:
         chosen = list(partitions)
         keys = dict(zip(chosen, self._keys(chosen), strict=True))
         checkpointed = self._checkpointed()
+        # Who continues there must not repeat what a publication has committed.
+        self.context.settle_offsets(self.key, keys.values(), abort=False)
 
         def step(txn: kv.Txn) -> dict[TopicPartition, CommittedOffset | None]:
             if txn.get(self._document) is None:
@@ -367,17 +376,77 @@ class Group:
         rows = self.encode(positions)
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            if group.members:
-                raise CommitFailedError(
-                    "This consumer is not a member of the group, "
-                    f"which has members ({len(group.members)})",
-                    group=self.name,
-                    todo="Subscribe instead of assigning, or use another group_id.",
-                )
+            self._check_no_members(group)
             offsets.put(txn, self.key, rows)
 
         self.update_without_dead_members(step, timeout)
         self.checkpoint(timeout=timeout)
+
+    def announce(
+        self, member: ConsumerGroupMetadata, partitions: Collection[bytes], number: int
+    ) -> None:
+        """Check that a member may commit offsets with a publication, and note that it will.
+
+        From then on nobody takes one of the partitions over before the publication is decided.
+
+        Args:
+            member: Who commits, as of when it read the records.
+            partitions: The keys of the partitions.
+            number: Of the publication.
+
+        Raises:
+            CommitFailedError: It is no member, or lost a partition; or it says that it is no
+                member, and the group has some.
+        """
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            self._check_committer(txn, group, member, partitions)
+            offsets.note(txn, self.key, partitions, number)
+
+        self.update_without_dead_members(step)
+
+    def _check_committer(
+        self,
+        txn: kv.Txn,
+        group: Membership,
+        member: ConsumerGroupMetadata,
+        partitions: Collection[bytes],
+    ) -> None:
+        if not member.member_id:
+            self._check_no_members(group)
+            return
+        try:
+            group.check_member(member.member_id, member.group_instance_id, self.name)
+        except (UnknownMemberIdError, FencedInstanceIdError) as error:
+            raise CommitFailedError(
+                f"This consumer is no longer a member of its group ({error.what})",
+                group=self.name,
+                member=member.member_id,
+                todo="Call poll, which joins the group again, and begin at its committed offsets.",
+            ) from error
+        for partition in partitions:
+            owner = OWNERS.get(txn, self.key, partition) or PartitionOwner()
+            # One that was lost and came back has the generation in which it came back.
+            if owner.member != member.member_id or owner.generation > member.generation_id:
+                raise CommitFailedError(
+                    f"The consumer does not own the partition since generation "
+                    f"{member.generation_id}; the owner is {owner.member or 'no member'}, since "
+                    f"generation {owner.generation}",
+                    group=self.name,
+                    member=member.member_id,
+                    partition=PARTITION_KEY.unpack(partition)[1],
+                    todo="Call poll to get the current assignment, and begin at the committed "
+                    "offsets.",
+                )
+
+    def _check_no_members(self, group: Membership) -> None:
+        if group.members:
+            raise CommitFailedError(
+                "This consumer is not a member of the group, "
+                f"which has members ({len(group.members)})",
+                group=self.name,
+                todo="Subscribe instead of assigning, or use another group_id.",
+            )
 
     def advance(
         self, positions: Positions, known: Mapping[TopicPartition, CommittedOffset | None]
@@ -507,6 +576,9 @@ class Group:
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "delete it")
+            offsets.check_settled(
+                txn, self.key, [p for _, p in PENDING_OFFSETS.keys(txn, self.key)]
+            )
             offsets.remove(txn, self.key, offsets.of_group(txn, self.key))
 
         self.update_without_dead_members(step)
@@ -516,7 +588,7 @@ class Group:
         def step(txn: kv.Txn) -> None:
             group = GROUPS.get(txn, self.key)
             # A member may have joined or committed meanwhile.
-            if group is None or group.members or COMMITTED.any(txn, self.key):
+            if group is None or group.members or self._has_offsets(txn):
                 return
             OWNERS.delete_all(txn, self.key)
             GROUPS.delete(txn, self.key)
@@ -561,16 +633,27 @@ class Group:
             result = step(txn, group)
             changed = group.version != version
             # A step that finds and changes nothing, such as a late leave, creates no group.
-            if changed or (stored is None and (checkpointed or COMMITTED.any(txn, self.key))):
+            if changed or (stored is None and (checkpointed or self._has_offsets(txn))):
                 GROUPS.put(txn, self.key, value=group)
                 GROUP_VERSIONS.put(txn, self.key, value=group.version)
             return result, changed
 
         self.context.live.check_linked()
-        result, changed = self.context.live.write(run, timeout)
+        result, changed = self.settled(lambda: self.context.live.write(run, timeout))
         if changed:
             self.context.wake.advance()
         return result
+
+    def settled(self, write: Callable[[], T]) -> T:
+        """Run a transaction; if it needs offsets that are about to change, decide that first."""
+        while True:
+            try:
+                return write()
+            except PendingOffsetsError as pending:
+                self.context.settle_offsets(self.key, pending.partitions)
+
+    def _has_offsets(self, txn: kv.Txn) -> bool:
+        return COMMITTED.any(txn, self.key) or PENDING_OFFSETS.any(txn, self.key)
 
     def update_without_dead_members(self, step: Step[T], timeout: float | None = None) -> T:
         """Run a step as `update`; if members prevent it, remove the dead ones and try again."""

@@ -455,8 +455,15 @@ JOURNAL = Table[Any](
     "J",
     "partition: partition key",
     "committed: u8, number: u64, segment_id: u64, log_end_offset: u64, position: u64, "
-    "leader_epoch: u32, partition_count: u16, file_count: u16, rest: bytes",
+    "leader_epoch: u32, partition_count: u16, file_count: u16, group_size: u16, rest: bytes",
     "The partition's part in its last publication over several partitions",
+)
+OFFSET_JOURNAL = Table[Any](
+    "5",
+    "group: text, partition: partition key",
+    "committed: u8, number: u64, partition_count: u16, rest: bytes",
+    "The offset that a group commits with its last publication, and the partitions of that",
+    optional=True,
 )
 LOG_LOCKED = Table[None](
     "3", "", "", "A publication holds the lock of the whole log, or its process died while it did"
@@ -638,7 +645,7 @@ MEMBER_DEADLINES = Table[int](
 OWNERS = Table[Any](
     "o",
     "group: text, partition: partition key",
-    "epoch: u64, start_offset: i64, member: text, topic: text",
+    "epoch: u64, start_offset: i64, generation: i64, member: text, topic: text",
     "Which member of a group owns a partition",
     # The next rebalance drops them: a member may own the partition still.
     dropped_with_topic=False,
@@ -654,6 +661,12 @@ UNSAVED_OFFSETS = Table[None](
     "group: text, partition: partition key",
     "",
     "Marks a committed offset, or its deletion, that is not in `state` yet",
+)
+PENDING_OFFSETS = Table[int](
+    "n",
+    "group: text, partition: partition key",
+    "number: u64",
+    "The publication that is about to commit an offset of a group, and checked its member",
 )
 MAINTENANCE_OWNER = Table[Any](
     "m",

@@ -54,6 +54,15 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int | None = None
 
 
+class ConsumerGroupMetadata(NamedTuple):
+    """The identity of a consumer in its group, with the fields of kafka-python."""
+
+    group_id: str | None
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
 class RecordMetadata(NamedTuple):
     """Where a record was written; ``offset`` is -1 with ``acks=0``."""
 

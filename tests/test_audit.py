@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -20,10 +21,8 @@ from embedlog.audit.reporter import reporter_of
 from embedlog.catalog import AUDIT
 from embedlog.cli import main
 from embedlog.compaction.rebatch import rebatch
-from embedlog.config import ProducerConfig
 from embedlog.errors import InvalidConfigError, InvalidTopicError
 from embedlog.listeners import MIRROR, Client, CopiedRange, count_minutes
-from embedlog.producer.transactions import Transactions
 
 HOUR = 3_600_000
 NOON = 1_700_049_600_000 // HOUR * HOUR
@@ -777,16 +776,13 @@ def test_the_command_prints_the_table_and_the_differences(log, capsys):
 
 def test_a_transaction_is_counted_by_its_name(log):
     """It is a publication, whose batches have no id of a producer."""
-    transactions = Transactions(log.root, "payments", ProducerConfig())
-    transactions.initialize()
     for _ in range(2):
-        transactions.begin()
-        for time in TIMES:
-            transactions.send("t", b"v", None, None, 0, time)
-        transactions.commit()
-    transactions.begin()
-    transactions.send("t", b"v", None, None, 0, NOON)
-    transactions.abort()
+        with log.transaction("payments") as transaction:
+            for time in TIMES:
+                transaction.send("t", b"v", None, None, 0, time)
+    with suppress(ZeroDivisionError), log.transaction("payments") as transaction:
+        transaction.send("t", b"v", None, None, 0, NOON)
+        raise ZeroDivisionError
 
     result = log.audit("t", "1h")
 

@@ -119,7 +119,9 @@ def test_values_are_normalised(settings, field, expected):
         (ProducerConfig, {"partitioner": "sticky"}, "round_robin"),
         (ProducerConfig, {"client_id": 5}, "must be a str, got 5"),
         (ProducerConfig, {"strict": "maybe"}, "must be true or false"),
-        (ProducerConfig, {"transactional_id": "t"}, "no setting transactional_id. Set producer_n"),
+        (ProducerConfig, {"transaction_timeout_ms": 1}, "no setting transaction_timeout_ms. Leav"),
+        (ProducerConfig, {"transactional_id": "t", "acks": 1}, "transactional_id .* acks"),
+        (ProducerConfig, {"transactional_id": "t", "producer_name": "p"}, "producer_name"),
         (
             ProducerConfig,
             {"delivery_timeout_ms": 10, "request_timeout_ms": 9, "linger_ms": 2},

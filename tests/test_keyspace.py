@@ -236,6 +236,12 @@ def test_a_deleted_topic_leaves_no_row(root):
     root.context.live.write(
         lambda txn: keyspace.PENDING_DELETES.put(txn, *pending, value=(1 << 60, 0, "x"))
     )
+    root.context.live.write(
+        lambda txn: keyspace.PENDING_OFFSETS.put(txn, "g", topic.key(0), value=3)
+    )
+    root.context.state.write(
+        lambda txn: keyspace.OFFSET_JOURNAL.put(txn, "g", topic.key(0), value=(0, 3, 0, b""))
+    )
     ours = {table.name for table in TABLES if table.dropped_with_topic}
     before, others = rows_of_topic(root, topic.id), rows_of_topic(root, root.topic("u").id)
     assert ours <= before.keys()

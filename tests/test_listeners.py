@@ -6,9 +6,7 @@ import pytest
 from support.roots import open_root
 
 from embedlog.api import Log
-from embedlog.config import ProducerConfig
 from embedlog.listeners import Listener
-from embedlog.producer.transactions import Transactions
 
 
 class Heard(Listener):
@@ -123,13 +121,11 @@ def test_a_subscription_ends_with_the_setting(log):
 def test_a_listener_hears_of_a_publication_once_it_is_visible(log):
     """As of a producer, but for topics that it did not subscribe to."""
     events = listen(log)
-    transactions = Transactions(log.root, "app", ProducerConfig())
-    transactions.initialize()
-    transactions.begin()
-    for topic in ("t", "other"):
-        transactions.send(topic, b"v", b"k", None, 0, 0)
-    assert events == []
-    transactions.commit()
+    with log.transaction("app") as transaction:
+        for topic in ("t", "other"):
+            transaction.send(topic, b"v", b"k", None, 0, 0)
+            transaction.flush()
+        assert events == []
 
     assert events == [
         ("created", "producer", "app"),

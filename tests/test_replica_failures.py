@@ -1154,6 +1154,35 @@ def test_a_committed_publication_is_finished_before_another_leader_begins(direct
         assert values(log, "t") == [b"x", b"x"]
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_transaction_moves_outputs_and_positions_whatever_directory_is_lost(directories, lost):
+    """G22: its process was killed before it was visible; the next transaction goes on."""
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(1, 2, 3)])
+        log.create_topic("out", replicas=[(1, 2, 3), (2, 3, 1)])
+        send(log, "t", [b"a", b"b"])
+
+    def transform(log, number):
+        with log.transaction("name") as transaction:
+            for partition in (0, 1):
+                transaction.send("out", b"of %d" % number, partition=partition)
+            transaction.send_offsets_to_transaction({TopicPartition("t", 0): number}, "g")
+            yield
+
+    def transform_and_die():
+        for _ in transform(directories.open(), 1):
+            journal.make_visible = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+    assert forks.was_killed(transform_and_die)
+    directories.take(lost)
+    with directories.open() as log, log.consumer(group_id="g") as consumer:
+        assert consumer.committed(TopicPartition("t", 0)) == 1
+        assert values(log, "out") == [b"of 1", b"of 1"]
+        assert [*transform(log, 2)] == [None]
+        assert consumer.committed(TopicPartition("t", 0)) == 2
+        assert values(log, "out") == [b"of 1", b"of 2"] * 2
+
+
 @pytest.mark.parametrize(("homes", "away"), [([1, 2], [2, 3]), ([1, 3], [1, 2]), ([1], [2])])
 def test_a_copy_that_was_moved_away_and_back_is_not_written_to_where_it_was_deleted(
     directories, log, homes, away

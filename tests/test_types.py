@@ -237,6 +237,7 @@ DIR = {
         alter_topic audit close consumer convert create_partitions create_topic delete_records
         delete_topic describe_topic durability flush groups housekeeping metrics mirrors partition
         path producer prometheus replicas report schema_registry sql topic topics
+        transaction
     """,
     "housekeeping": """
         background compact hold leases rebuild_index repair retention_bytes run share verify
@@ -264,7 +265,9 @@ DIR = {
         delete delete_offsets describe lag members name remove_members reset_offsets state
     """,
     "producer": """
-        append_table close flush last_sequence metrics partitions_for send send_batch
+        abort_transaction append_table begin_transaction close commit_offsets commit_transaction
+        flush init_transactions last_sequence metrics partitions_for send send_batch
+        send_offsets_to_transaction
     """,
     "consumer": """
         assign assignment beginning_offsets close commit commit_async committed

@@ -8,18 +8,29 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.api.log import Log
 from embedlog.callbacks import check_ran
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
-from embedlog.errors import CommitFailedError, EmbedlogError, ProcessDiedError, WakeupError
+from embedlog.errors import (
+    CommitFailedError,
+    EmbedlogError,
+    IllegalStateError,
+    ProcessDiedError,
+    UnknownTopicOrPartitionError,
+    WakeupError,
+)
 from embedlog.files import ProcessWatch
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.producer import Producer
 
 COMMIT_SECONDS = 1.0
 """How often the work of a slow handler is committed between two polls."""
@@ -36,10 +47,12 @@ class GroupJob(NamedTuple):
     reopen: Callable[[], Log]
     topics: tuple[str, ...]
     config: ConsumerConfig
-    handler: Callable[[Any], object]
+    handler: Callable[[Any], Any]
     batch: bool
     parent: int
     """The id of the process that started the run; the run ends when that process does."""
+    outputs: bool = False
+    """Whether the handler returns records to send."""
 
     def for_process(self, number: int) -> GroupJob:
         """Return the job for one process, with its own instance id if members are static."""
@@ -96,6 +109,10 @@ def work(job: GroupJob, pipe: Connection) -> None:
     threading.Thread(target=_terminate_with, args=(job.parent,), daemon=True).start()
     try:
         with job.reopen() as log:
+            if job.outputs:
+                # The members of the group fence each other, so no name is needed.
+                worker.producer = log.producer(transactional_id="")
+                worker.producer.init_transactions()
             worker.run(log.consumer(*job.topics, **job.config.overrides()), pipe)
     except BaseException as error:  # noqa: BLE001 - it is sent to the parent
         worker.fail(error, pipe)
@@ -118,7 +135,11 @@ class GroupWorker:
 
     Each poll auto-commits the records of the polls before it, which were all handled.
     If a poll ends early or its records take long, this class commits those that were handled.
+    With outputs, each poll is a transaction.
     """
+
+    producer: Producer | None = None
+    """Sends what the handler returns."""
 
     def __init__(self, job: GroupJob) -> None:
         self._handler, self._batch = job.handler, job.batch
@@ -149,7 +170,10 @@ class GroupWorker:
                     records = consumer.poll(None)
                 except WakeupError:
                     continue
-                self._handle(consumer, records)
+                if self.producer is None:
+                    self._handle(consumer, records)
+                elif records:
+                    self._transform(consumer, self.producer, records)
         except BaseException as error:  # noqa: BLE001 - it is sent to the parent
             self._poll_done = False
             self.fail(error, pipe)
@@ -160,15 +184,51 @@ class GroupWorker:
 
     def _handle(self, consumer: Consumer, polled: Mapping[TopicPartition, list[Record]]) -> None:
         self._handled, self._commit_at = {}, monotonic() + COMMIT_SECONDS
-        lists = iter(polled.values())
-        calls = lists if self._batch else ([record] for records in lists for record in records)
         self._poll_done = self._committed = False
         try:
-            self._poll_done = all(self._call(consumer, records) for records in calls)
+            self._poll_done = all(self._call(consumer, each) for each in self._calls(polled))
         finally:
             # After a commit here, auto-commit would not commit the rest before more records come.
             if self._committed or not self._poll_done:
                 self._commit(consumer)
+
+    def _transform(
+        self,
+        consumer: Consumer,
+        producer: Producer,
+        polled: Mapping[TopicPartition, list[Record]],
+    ) -> None:
+        """Send what the handler returns for the records of a poll, and commit, in a transaction."""
+        member = consumer.group_metadata()
+        handled: dict[TopicPartition, OffsetAndMetadata] = {}
+        producer.begin_transaction()
+        try:
+            for records in self._calls(polled):
+                for output in self._handler(records if self._batch else records[-1]) or ():
+                    producer.send(*_checked(output))
+                handled.update([_position_after(records[-1])])
+                if self._stopping:
+                    break
+            producer.send_offsets_to_transaction(handled, member)
+        except BaseException:
+            producer.abort_transaction()
+            raise
+        try:
+            producer.commit_transaction()
+        except EmbedlogError as error:
+            producer.abort_transaction()
+            if not isinstance(error, CommitFailedError) and not error.retriable:
+                raise
+            _log.warning("A transaction failed; its records are handled again: %s", error)
+            for partition, records in polled.items():
+                # A partition that was lost is read again where its next owner has committed.
+                with suppress(IllegalStateError, UnknownTopicOrPartitionError):
+                    committed = consumer.committed(partition)
+                    consumer.seek(partition, records[0].offset if committed is None else committed)
+
+    def _calls(self, polled: Mapping[TopicPartition, list[Record]]) -> Iterator[list[Record]]:
+        lists = iter(polled.values())
+        return lists if self._batch else ([record] for records in lists for record in records)
 
     def _call(self, consumer: Consumer, records: list[Record]) -> bool:
         """Handle some records of a partition; return whether to continue with those of the poll."""
@@ -176,8 +236,7 @@ class GroupWorker:
         result = self._handler(records if self._batch else last)
         if result is not None:
             check_ran(result, "handler")
-        position = OffsetAndMetadata(last.offset + 1, "", last.leader_epoch)
-        self._handled[TopicPartition(last.topic, last.partition)] = position
+        self._handled.update([_position_after(last)])
         if monotonic() >= self._commit_at:
             self._commit_at, self._committed = monotonic() + COMMIT_SECONDS, True
             return self._commit(consumer) and not self._stopping
@@ -208,3 +267,23 @@ class GroupWorker:
             return  # The parent has ended.
         while not self._stopping:
             self._wakeup.wait(_LONG_SECONDS)
+
+
+def _position_after(record: Record) -> tuple[TopicPartition, OffsetAndMetadata]:
+    """Return the partition of a record, and the position after it."""
+    position = OffsetAndMetadata(record.offset + 1, "", record.leader_epoch)
+    return TopicPartition(record.topic, record.partition), position
+
+
+def _checked(output: object) -> tuple[Any, ...]:
+    """Return what a handler returned for `Producer.send`.
+
+    Raises:
+        TypeError: It is no tuple.
+    """
+    if not isinstance(output, tuple):
+        raise TypeError(
+            "A handler with outputs=True must return tuples of topic, value and key, got "
+            f"{output!r}"
+        )
+    return output

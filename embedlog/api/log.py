@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -182,6 +183,10 @@ class Log:
         """Producers and consumers, with their names in the metrics."""
         self._client_numbers = itertools.count(1)
         self._clients_lock = new_lock()
+        self._transactional: dict[str | int, tuple[Any, Producer[Any, Any]]] = {}
+        """The producers of `transaction`, with their settings, by name, or by thread without one.
+        """
+        self._transactional_lock = new_lock()
         _open_logs.add(self)
 
     @property
@@ -580,6 +585,54 @@ class Log:
                 "log.producer(acks=1), or log.producer(**config), and pass the topic to send()"
             )
         return self._adopt(Producer(self.root, **config), "producer")
+
+    @contextmanager
+    def transaction(
+        self, name: str = "", **config: Unpack[ProducerOptions[K, V]]
+    ) -> Iterator[Producer[K, V]]:
+        """Return a context manager for a transaction; its block sends with the producer it yields.
+
+        What the block sends, in any topics, and the positions that it passes to
+        ``commit_offsets``, become visible in one step at its end, or, after an exception or a
+        kill, not at all.
+
+            with log.transaction("billing") as t:
+                t.send("invoices", invoice, key=customer)
+                t.commit_offsets(consumer)
+
+        Args:
+            name: The ``transactional_id``: a program that uses it later fences those that used
+                it before.  Without a name only members of groups fence each other.
+            config: Other settings of the producer, which is kept for the next transaction.
+
+        Raises:
+            IllegalStateError: A transaction of this name is open.
+            InvalidProducerEpochError: Another program has begun to use the name.
+            CommitFailedError: The consumer lost a partition; nothing was committed.
+        """
+        producer = self._transactional_producer(name, config)
+        producer.begin_transaction()
+        try:
+            yield producer
+            producer.commit_transaction()
+        except BaseException:
+            with suppress(EmbedlogError):
+                producer.abort_transaction()
+            raise
+
+    def _transactional_producer(self, name: str, config: Any) -> Producer[Any, Any]:
+        """Return the producer of a name, whose transactions are initialized."""
+        key = name or threading.get_ident()
+        with self._transactional_lock:
+            before = self._transactional.get(key)
+            if before is not None and before[0] == config and not before[1]._closed:
+                return before[1]
+            producer = self.producer(**{**config, "transactional_id": name})
+            producer.init_transactions()
+            if before is not None:
+                before[1].close()
+            self._transactional[key] = config, producer
+            return producer
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""

@@ -66,6 +66,7 @@ def run_group(
     *,
     processes: int = 2,
     batch: Literal[False] = False,
+    outputs: bool = False,
     until: Literal["end"] | None = None,
     restarts: int = 3,
     start_method: StartMethod | None = None,
@@ -80,6 +81,7 @@ def run_group(
     *,
     processes: int = 2,
     batch: Literal[True],
+    outputs: bool = False,
     until: Literal["end"] | None = None,
     restarts: int = 3,
     start_method: StartMethod | None = None,
@@ -93,6 +95,7 @@ def run_group(
     *,
     processes: int = 2,
     batch: bool = False,
+    outputs: bool = False,
     until: Literal["end"] | None = None,
     restarts: int = 3,
     start_method: StartMethod | None = None,
@@ -105,6 +108,10 @@ def run_group(
     handler that raises ends the run, without a commit of its record; so does a process that
     ends unexpectedly after ``restarts`` others.
 
+    With ``outputs`` the handler returns records, which are sent exactly once: together with the
+    offsets of those that it was called for, in a transaction for each poll.  What it does
+    besides may happen again.
+
     Returns immediately.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
     `Log.close`, or the end of this process, whatever its cause.
 
@@ -115,6 +122,8 @@ def run_group(
         handler: Called with a `Record`, or with a list of them.
         processes: The number of processes.
         batch: Pass lists to the handler, with records of one partition in their order.
+        outputs: The handler returns or yields tuples, or returns None: topic, value, key and so
+            on, as `Producer.send` takes them.
         until: ``"end"`` ends the run once every record that exists now was handled.
         restarts: How many processes that ended unexpectedly are replaced, in total.
         start_method: A start method of `multiprocessing`.  With ``"fork"``, the default, the
@@ -136,8 +145,10 @@ def run_group(
     check_group_id(group_id)
     # Each poll commits what the polls before it returned.
     settings = {"auto_commit_interval_ms": 0, **settings, "group_id": group_id}
+    if outputs:
+        settings["enable_auto_commit"] = False
     parsed = ConsumerConfig.parse(settings)
-    check_callback(handler, "handler")
+    check_callback(handler, "handler", iterated=outputs)
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"processes must be an int of at least 1, got {processes!r}")
@@ -149,7 +160,8 @@ def run_group(
         _check_forkable()
     context = multiprocessing.get_context(start_method)
     reopen, arguments = log.__reduce__()
-    job = GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
+    how = batch, os.getpid(), outputs
+    job = GroupJob(partial(reopen, *arguments), names, parsed, handler, *how)
     run = GroupRun(job, context, restarts, backlog)
     run._start(processes)
     # Closing the log ends the run, and so does the exit of this process.

@@ -60,6 +60,10 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
     On by default, unless other settings exclude it; an error if set together with those."""
     producer_name: str | None
     """embedlog's own: a persistent identity; a new producer with it fences the older one."""
+    transactional_id: str | None
+    """Send in transactions only; a new producer with the same id fences the older one.
+
+    With an empty one no producer is fenced, but for what positions of a group fence."""
     key_serializer: Serializer[K] | SerializerName | None
     """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_serializer: Serializer[V] | SerializerName | None

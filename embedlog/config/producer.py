@@ -57,6 +57,13 @@ class ProducerConfig(Settings):
     """
     producer_name: str | None = optional_text()
     """embedlog's own: a persistent identity; a new producer with it fences the older one."""
+    transactional_id: str | None = accepted(
+        None, lambda value: value is None or isinstance(value, str), "a str"
+    )
+    """Send in transactions only; a new producer with the same id fences the older one.
+
+    With an empty one no producer is fenced, but for what positions of a group fence.
+    """
     key_serializer: Any = serializer("serialize", "key")
     """Converts keys to bytes; None uses the serializer of the topic, and ``"bytes"`` none."""
     value_serializer: Any = serializer("serialize", "value")
@@ -123,11 +130,16 @@ class ProducerConfig(Settings):
             "max_in_flight_requests_per_connection": self.max_in_flight_requests_per_connection > 5,
         }
         conflict = next((name for name, conflicting in conflicts.items() if conflicting), None)
-        required = self.enable_idempotence or self.producer_name is not None
+        if self.transactional_id is not None and self.producer_name is not None:
+            self._contradict("transactional_id", "cannot be combined with", "producer_name")
+        named = self.producer_name is not None or self.transactional_id is not None
+        required, explicit = self.enable_idempotence or named, self.enable_idempotence
         if self.enable_idempotence is None:
             self._set("enable_idempotence", required or conflict is None)
         if required and not self.enable_idempotence:
             conflict = "enable_idempotence"
         if required and conflict:
             name = "producer_name" if self.producer_name else "enable_idempotence"
+            if named and not (self.producer_name or explicit):
+                name = "transactional_id"
             self._contradict(name, "cannot be combined with", conflict)

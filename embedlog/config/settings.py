@@ -12,9 +12,8 @@ from embedlog.hints import Hint
 
 _HINTS = {
     "default_offset_commit_callback": "Pass a callback to commit_async.",
-    "transactional_id": "Set producer_name, which gives a producer an identity that outlives its "
-    "process; embedlog has no transactions of producers.",
-    "transaction_timeout_ms": "Leave it out: embedlog has no transactions of producers.",
+    "transaction_timeout_ms": "Leave it out: a transaction that is not committed is not in the "
+    "log, and delays no reader.",
     "interceptor_classes": "Call the function where the program sends or polls.",
     "group_protocol": "Leave it out: every consumer follows the group without stopping it.",
 }

@@ -87,7 +87,7 @@ class Committer:
     def commit_sync(self, positions: Positions | None, timeout_ms: float | None) -> None:
         """Run the callbacks of earlier commits, and then commit."""
         self.run_callbacks()
-        self._commit_by_program(self._chosen(positions), timeout_ms)
+        self._commit_by_program(self.chosen(positions), timeout_ms)
 
     def commit_async(
         self, positions: Positions | None, callback: Callback | None
@@ -97,7 +97,7 @@ class Committer:
 
         if callback is not None:
             check_callback(callback, "The callback of commit_async")
-        chosen = dict(self._chosen(positions))
+        chosen = dict(self.chosen(positions))
         future: Future[Positions] = Future()
         error: BaseException | None = None
         try:
@@ -112,7 +112,7 @@ class Committer:
             self._callbacks.append(lambda: callback(chosen, error))
         return future
 
-    def _chosen(self, positions: Positions | None) -> Positions:
+    def chosen(self, positions: Positions | None) -> Positions:
         """Return the positions, or those of all partitions where they are resolved."""
         if positions is not None:
             return positions

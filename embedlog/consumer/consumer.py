@@ -27,7 +27,7 @@ from embedlog.consumer.committer import Callback
 from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.cursor import PartitionCursor
 from embedlog.consumer.deserialize import ColumnQuery, RecordDecoder, check_columns
-from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
+from embedlog.consumer.group_client import GroupClient
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
 from embedlog.consumer.waiter import Waiter
@@ -44,6 +44,7 @@ from embedlog.errors import (
 from embedlog.lazy import logging
 from embedlog.listeners import GROUP, Client
 from embedlog.record import (
+    ConsumerGroupMetadata,
     K_co,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -352,6 +353,28 @@ class Consumer(Generic[K_co, V_co]):
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return the identity of this consumer in its group."""
         return self._group.metadata()
+
+    def _offsets_for_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None
+    ) -> tuple[Mapping[TopicPartition, OffsetAndMetadata], ConsumerGroupMetadata, Client]:
+        """Return what `Producer.commit_offsets` commits, and who does.
+
+        Args:
+            offsets: As in `commit`.
+
+        Raises:
+            IllegalStateError: The consumer commits by itself.
+            InvalidGroupIdError: The consumer has no group.
+        """
+        with self._guard:
+            self._group.check_writable()
+            if self.config.enable_auto_commit:
+                raise IllegalStateError(
+                    "The consumer commits by itself, also what no transaction has committed",
+                    todo="Set enable_auto_commit=False.",
+                )
+            positions = self._group.committer.chosen(parse_offsets(offsets))
+            return positions, self._group.metadata(), self._assignment.client
 
     # Positions
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from itertools import islice
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from embedlog.assignor import configured
 from embedlog.catalog import INTERNAL
@@ -43,7 +43,7 @@ from embedlog.errors import (
 from embedlog.group import Group
 from embedlog.groups.offsets import check_group_id
 from embedlog.lazy import logging
-from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
 T = TypeVar("T")
@@ -52,15 +52,6 @@ _MAX_LISTED = 10
 """Partitions that a line of the log names."""
 
 _log = logging.getLogger("embedlog.consumer")
-
-
-class ConsumerGroupMetadata(NamedTuple):
-    """The identity of a consumer in its group, with the fields of kafka-python."""
-
-    group_id: str | None
-    generation_id: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
 
 
 class GroupClient:

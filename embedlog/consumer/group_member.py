@@ -210,7 +210,9 @@ class GroupMember:
                     if bounds is not None:
                         start = bounds[0] if group.came_later(tp) else bounds[1]
                 epoch = owner.epoch + 1
-                ownership.put(txn, row_key, PartitionOwner(epoch, start, self.id, tp.topic))
+                offsets.check_settled(txn, self.group.key, [key])
+                owner = PartitionOwner(epoch, start, group.generation, self.id, tp.topic)
+                ownership.put(txn, row_key, owner)
                 position = StartPosition(
                     None if committed is None else committed.position,
                     start if from_end and start != NO_START else None,
@@ -264,7 +266,7 @@ class GroupMember:
         live = self.group.context.live
         live.check_linked()
         try:
-            live.write(step, timeout)
+            self.group.settled(lambda: live.write(step, timeout))
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
             raise self._commit_failed(
                 f"This consumer is no longer a member of its group ({error.what})"

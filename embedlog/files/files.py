@@ -67,6 +67,8 @@ READ_UNCHECKED: Final = 16 << 20
 MANY_DESCRIPTORS: Final = 1 << 20
 """Returned where there is no limit."""
 
+_boot_id = ""
+"""That of the kernel, once it was read: a process does not outlive its boot."""
 LINK_CHECK_SECONDS: Final = 0.00025
 """How often appends, commits and polls check that their files were not deleted.  To check each
 time would take a microsecond of the 33 of an append; to delete a whole log takes longer."""
@@ -611,11 +613,14 @@ class Files:
 
     def boot_id(self) -> str:
         """Return the kernel's id of this boot; it changes with every restart."""
-        with (
-            self._errors("read the boot id of", ""),
-            open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file,
-        ):
-            return file.read().strip()
+        global _boot_id
+        if not _boot_id:
+            with (
+                self._errors("read the boot id of", ""),
+                open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file,
+            ):
+                _boot_id = file.read().strip()
+        return _boot_id
 
     def free_bytes(self) -> int:
         """Return how many more bytes this process may store, as far as the file system reports.

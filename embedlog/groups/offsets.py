@@ -4,17 +4,26 @@ A commit is one unsynced row, so it survives the death of any process; a checkpo
 copies what changed to `state`, which survives a power cut.  So after a power cut a
 group may go back to its last checkpoint, never forward.
 
+A publication may commit offsets together with its records.  Its *note*, a row of `PENDING_OFFSETS`,
+is then in `live` from when its member was checked until the offsets are: whoever needs them, or
+changes them, first has the publication finished, if the `JOURNAL` has it committed, or dropped.
+
 Groups are passed as `check_group_id` returns them, partitions by their `PARTITION_KEY`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from embedlog import keyspace, kv
-from embedlog.errors import InvalidGroupIdError, OffsetMetadataTooLargeError
-from embedlog.keyspace import UNSAVED_OFFSETS
+from embedlog.errors import (
+    CommitFailedError,
+    InvalidGroupIdError,
+    OffsetMetadataTooLargeError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.keyspace import PARTITION_KEY, PENDING_OFFSETS, UNSAVED_OFFSETS
 from embedlog.record import OffsetAndMetadata
 
 LONGEST_GROUP_ID = 360
@@ -23,6 +32,7 @@ MOST_METADATA_BYTES = 4096
 """Kafka's offset.metadata.max.bytes."""
 
 _NO_EPOCH = -1
+_JOURNAL_HEAD = keyspace.OFFSET_JOURNAL.value_layout.head
 _NUMBERS = keyspace.COMMITTED_OFFSETS.value_layout.head
 
 Ends = Callable[[kv.Txn, bytes], tuple[int, int] | None]
@@ -76,6 +86,35 @@ COMMITTED = keyspace.COMMITTED_OFFSETS.coded(lambda committed: _pack(*committed)
 CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(lambda committed: _pack(*committed), _unpack)
 """In `state`."""
 
+
+class OffsetEntry(NamedTuple):
+    """The row of one partition whose offset a group commits with a publication."""
+
+    committed: bool
+    number: int
+    """Of the publication."""
+    partners: tuple[bytes, ...]
+    """The keys of all partitions that it writes to."""
+    row: bytes
+    """The row of the offset."""
+
+    def pack(self) -> bytes:
+        """Return the value of its row."""
+        head = _JOURNAL_HEAD.pack(self.committed, self.number, len(self.partners))
+        return b"".join((head, *self.partners, self.row))
+
+
+def _unpack_entry(data: bytes) -> OffsetEntry:
+    committed, number, count = _JOURNAL_HEAD.unpack_from(data)
+    start, width = _JOURNAL_HEAD.size, PARTITION_KEY.size
+    row_at = start + count * width
+    partners = tuple(data[at : at + width] for at in range(start, row_at, width))
+    return OffsetEntry(bool(committed), number, partners, data[row_at:])
+
+
+JOURNAL = keyspace.OFFSET_JOURNAL.coded(OffsetEntry.pack, _unpack_entry)
+"""In `state`."""
+
 Unsaved = dict[tuple[bytes, bytes], CommittedOffset | None]
 """Commits to save, by group and partition; None where the commit was deleted."""
 
@@ -95,8 +134,36 @@ def check_group_id(group: object) -> bytes:
     return name
 
 
+class PendingOffsetsError(Exception):
+    """A transaction found notes of publications, at these partitions, and changed nothing."""
+
+    def __init__(self, partitions: list[bytes]) -> None:
+        super().__init__()
+        self.partitions = partitions
+
+
+def check_settled(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
+    """Raise if a publication is about to commit offsets of these partitions.
+
+    Raises:
+        PendingOffsetsError: It is, or its process died.
+    """
+    prefix = PENDING_OFFSETS.prefix(group)
+    if noted := [each for each in partitions if txn.get(prefix + each) is not None]:
+        raise PendingOffsetsError(noted)
+
+
 def put(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes]) -> None:
-    """Write the rows of partitions, made by `encode`, in a transaction of `live`."""
+    """Write the rows of partitions, made by `encode`, in a transaction of `live`.
+
+    Raises:
+        PendingOffsetsError: As `check_settled`.
+    """
+    check_settled(txn, group, rows)
+    _put(txn, group, rows)
+
+
+def _put(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes]) -> None:
     # The prefixes are built once: commits are frequent.
     committed, unsaved = COMMITTED.prefix(group), UNSAVED_OFFSETS.prefix(group)
     for partition, row in rows.items():
@@ -104,8 +171,13 @@ def put(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes]) -> None:
         txn.put(unsaved + partition, b"")
 
 
-def remove(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
-    """Delete offsets, in a transaction of `live`; the next checkpoint deletes them in `state`."""
+def remove(txn: kv.Txn, group: bytes, partitions: Collection[bytes]) -> None:
+    """Delete offsets, in a transaction of `live`; the next checkpoint deletes them in `state`.
+
+    Raises:
+        PendingOffsetsError: As `check_settled`.
+    """
+    check_settled(txn, group, partitions)
     for partition in partitions:
         if COMMITTED.delete(txn, group, partition):
             UNSAVED_OFFSETS.put(txn, group, partition, value=None)
@@ -195,7 +267,12 @@ def checkpoint(live: kv.Store, state: kv.Store, timeout: float | None = None) ->
 
     def step(txn: kv.Txn) -> Unsaved:
         # Read under the lock of `state`; otherwise a slow process saves an older position.
-        unsaved = live.read(_unsaved)
+        unsaved, notes = live.read(lambda txn: (_unsaved(txn), dict(PENDING_OFFSETS.scan(txn))))
+        for key in unsaved.keys() & notes.keys():
+            # A publication that is committed has saved its own, which `live` does not have yet.
+            entry = JOURNAL.get(txn, *key)
+            if entry is not None and (entry.committed, entry.number) == (True, notes[key]):
+                del unsaved[key]
         _save(txn, unsaved)
         return unsaved
 
@@ -218,5 +295,95 @@ def _save(txn: kv.Txn, unsaved: Unsaved) -> None:
     for key, committed in unsaved.items():
         if committed is None:
             CHECKPOINTS.delete(txn, *key)
+            JOURNAL.delete(txn, *key)
         else:
             CHECKPOINTS.put(txn, *key, value=committed)
+
+
+# Offsets that a publication commits together with its records, in this order: `prepare` with its
+# first transaction on `state`, `note` in `live`, `commit` with the second one, and `publish` with
+# the one that moves the ends.
+
+
+def prepare(
+    txn: kv.Txn,
+    live: kv.Store,
+    group: bytes,
+    rows: Mapping[bytes, bytes],
+    number: int,
+    partners: tuple[bytes, ...],
+) -> None:
+    """Journal that a publication is about to commit these rows; whatever it replaces is void.
+
+    Raises:
+        UnknownTopicOrPartitionError: The topic of a partition was deleted.
+        CommitFailedError: Another one has just committed one of them, and is not visible yet.
+    """
+    for partition, row in rows.items():
+        if not keyspace.PARTITIONS.exists(txn, partition):
+            raise UnknownTopicOrPartitionError(
+                "The topic of an offset was deleted, or deleted and created again",
+                group=group.decode(),
+                partition=PARTITION_KEY.unpack(partition)[1],
+                todo="Nothing was committed; begin again with the topics that exist now.",
+            )
+        before = JOURNAL.get(txn, group, partition)
+        noted = PENDING_OFFSETS.get(live, group, partition)
+        if before is not None and before.committed and before.number == noted:
+            raise CommitFailedError(
+                "Another transaction has just committed an offset of the same partition",
+                group=group.decode(),
+                todo="Begin again at the committed offsets.",
+            )
+        JOURNAL.put(txn, group, partition, value=OffsetEntry(False, number, partners, row))
+
+
+def note(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
+    """Note, in `live`, that a publication is about to commit offsets of partitions.
+
+    From now on nobody takes one of them over before it is decided.
+    """
+    for partition in partitions:
+        PENDING_OFFSETS.put(txn, group, partition, value=number)
+
+
+def commit(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
+    """Commit the offsets of a publication that was flushed, in `state`, with their checkpoints.
+
+    Raises:
+        CommitFailedError: It was dropped since: a member took over, or somebody else committed.
+    """
+    for partition in partitions:
+        entry = JOURNAL.get(txn, group, partition)
+        if entry is None or entry.number != number:
+            raise CommitFailedError(
+                "Another member took over a partition during the transaction, or its offset was "
+                "committed outside of it",
+                group=group.decode(),
+                todo="Begin again at the committed offsets.",
+            )
+        JOURNAL.put(txn, group, partition, value=entry._replace(committed=True))
+        CHECKPOINTS.put(txn, group, partition, value=_unpack(entry.row))
+
+
+def journaled(txn: kv.Txn, group: bytes, number: int) -> dict[bytes, bytes]:
+    """Return the rows that a publication committed, by partition, from `state`."""
+    return {
+        partition: entry.row
+        for (_, partition), entry in JOURNAL.scan(txn, group)
+        if (entry.committed, entry.number) == (True, number)
+    }
+
+
+def publish(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes], number: int) -> None:
+    """Make the offsets of a publication visible, unless they are, and drop its notes."""
+    noted = {p: row for p, row in rows.items() if PENDING_OFFSETS.get(txn, group, p) == number}
+    _put(txn, group, noted)
+    drop_notes(txn, group, noted, number)
+
+
+def drop_notes(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
+    """Delete the notes of a publication."""
+    for partition in partitions:
+        if PENDING_OFFSETS.get(txn, group, partition) == number:
+            PENDING_OFFSETS.delete(txn, group, partition)

@@ -24,13 +24,16 @@ class PartitionOwner(NamedTuple):
     """Grows whenever the partition gets an owner."""
     start: int = NO_START
     """Where a group that reads from the end began here, while it has committed nothing."""
+    generation: int = -1
+    """That of the group when it got the owner: if it is later than one that a member has seen, the
+    member has lost the partition since."""
     member: str = NO_OWNER
     topic: str = ""
 
 
 OWNERS = keyspace.OWNERS.typed(PartitionOwner)
 _NUMBERS = OWNERS.value_layout.head
-"""Epoch and start."""
+"""Epoch, start and generation."""
 
 
 def topic_id(row_key: bytes) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from embedlog import errors as log_errors
+from embedlog import record
 from embedlog.config import ProducerConfig
 from embedlog.kafka import errors
 from embedlog.kafka.client import (
@@ -21,7 +22,6 @@ from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.structs import RecordMetadata, TopicPartition
 from embedlog.kafka.typed import explained, key_of_row, schema_of, size_of
 from embedlog.producer.future import RecordFuture
-from embedlog.producer.transactions import NO_OFFSETS, Transactions
 
 _OWN = ("key_serializer", "value_serializer", "partitioner", "metadata_max_age_ms")
 """Settings that the client itself handles."""
@@ -130,12 +130,6 @@ class KafkaProducer(LogClient):
             self._producer = self._handle.producer(**self._settings(configs))
         # Other settings may have switched it off.
         config["enable_idempotence"] = self._producer.config.enable_idempotence
-        self._send: Callable[..., Any] = self._producer.send
-        self._transactions: Transactions | None = None
-        if config["transactional_id"] is not None:
-            root, name = self._log.root, config["transactional_id"]
-            self._transactions = Transactions(root, name, self._producer.config)
-            self._send = self._transactions.send
 
     def _settings(self, configs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings for the log's own producer."""
@@ -178,7 +172,6 @@ class KafkaProducer(LogClient):
                 have this name.
             KafkaTimeoutError: The memory for unwritten records stayed full.
             MessageSizeTooLargeError: The record is larger than ``max_request_size``.
-            RecordListTooLargeError: The records of the transaction are too large together.
         """
         if value is None and key is None:
             raise ValueError("Need at least one: key or value")
@@ -195,7 +188,7 @@ class KafkaProducer(LogClient):
             if key is not None and type(value) is not bytes:
                 schema = schema_of(self._log.root, topic)
                 key = key if schema is None else key_of_row(topic, schema, value, key)
-            future = self._send(topic, value, key, headers, partition, timestamp_ms)
+            future = self._producer.send(topic, value, key, headers, partition, timestamp_ms)
         except log_errors.UnknownTopicOrPartitionError as error:
             if partition is None:
                 raise translated(error) from error
@@ -251,8 +244,6 @@ class KafkaProducer(LogClient):
             return
         self._closed = True
         try:
-            if self._transactions is not None:
-                self._transactions.close()
             with kafka_errors():
                 self._producer.close(timeout)
         finally:
@@ -264,12 +255,12 @@ class KafkaProducer(LogClient):
     @raises_kafka_errors
     def init_transactions(self) -> None:
         """Fence older producers with the same ``transactional_id``."""
-        self._in_transactions().initialize()
+        self._producer.init_transactions()
 
     @raises_kafka_errors
     def begin_transaction(self) -> None:
         """Begin a transaction: what is sent becomes visible with its commit."""
-        self._in_transactions().begin()
+        self._producer.begin_transaction()
 
     @raises_kafka_errors
     def commit_transaction(self) -> None:
@@ -277,23 +268,31 @@ class KafkaProducer(LogClient):
 
         Raises:
             ProducerFencedError: A newer producer has the same ``transactional_id``.
+            CommitFailedError: The consumer of the offsets lost a partition: abort.
         """
-        self._in_transactions().commit()
+        self._producer.commit_transaction()
 
     @raises_kafka_errors
     def abort_transaction(self) -> None:
         """Drop the records of the transaction."""
-        self._in_transactions().abort()
+        self._producer.abort_transaction()
 
-    def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
-        """Refuse: a log commits offsets and records one after the other."""
-        self._in_transactions()
-        raise errors.UnsupportedVersionError(NO_OFFSETS)
+    @raises_kafka_errors
+    def send_offsets_to_transaction(self, offsets: Mapping[Any, Any], group_metadata: Any) -> None:
+        """Commit offsets of a group with the transaction, which checks the member.
 
-    def _in_transactions(self) -> Transactions:
-        if self._transactions is None:
-            raise errors.IllegalStateError("The producer has no transactional_id")
-        return self._transactions
+        Args:
+            offsets: The next offset to read, as `OffsetAndMetadata`, by partition.
+            group_metadata: What the consumer's ``group_metadata()`` returned; or the name of a
+                group that has no members.
+        """
+        if not isinstance(group_metadata, str):
+            group_metadata = record.ConsumerGroupMetadata(*group_metadata[:4])
+        positions = {
+            record.TopicPartition(*partition): record.OffsetAndMetadata(*position)
+            for partition, position in offsets.items()
+        }
+        self._producer.send_offsets_to_transaction(positions, group_metadata)
 
     def __exit__(self, *_: object) -> None:
         self.close()

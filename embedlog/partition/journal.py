@@ -4,6 +4,8 @@ A publication writes past the ends of its partitions, and then moves all ends in
 But the ends are in `live`, what must survive a power cut is in `state`, and no
 transaction covers both.  So `state` has a row for each partition of a publication:
 
+The offsets that a group commits with a publication have rows of their own (`groups.offsets`).
+
 *prepared*: nothing is published.  What lies past the end that is noted, and the files
 that are named, must be removed by the next writer, or by recovery, which without the
 row would take whole unpublished batches for a part of the log.
@@ -19,11 +21,12 @@ end that it began at, so it means nothing once that has moved.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.catalog import SegmentInfo
+from embedlog.groups import offsets
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition.state import Context
 from embedlog.partition.tail import TAILS, Tail, peek_tail, unpack
@@ -63,29 +66,33 @@ class JournalEntry(NamedTuple):
     """The tail row that it leads to; only once it is committed."""
     entries: bytes = b""
     """The index entries of the active segment that come with it."""
+    group: bytes = b""
+    """The group that commits offsets with it; empty without one."""
 
     def pack(self) -> bytes:
         """Return the value of its row."""
-        counts = len(self.partners), len(self.files)
+        counts = len(self.partners), len(self.files), len(self.group)
         head = _HEAD.pack(self.state, self.number, *self.before, *counts)
         files = [_FILE.pack(*file) for file in self.files]
-        return b"".join((head, *self.partners, *files, self.after, self.entries))
+        return b"".join((head, *self.partners, *files, self.group, self.after, self.entries))
 
 
 def _unpack(data: bytes) -> JournalEntry:
-    state, number, *before, partner_count, file_count = _HEAD.unpack_from(data)
+    state, number, *before, partner_count, file_count, group_size = _HEAD.unpack_from(data)
     width = PARTITION_KEY.size
     files_at = _HEAD.size + partner_count * width
-    after_at = files_at + file_count * _FILE.size
+    group_at = files_at + file_count * _FILE.size
+    after_at = group_at + group_size
     entries_at = after_at + _TAIL_BYTES * (state == COMMITTED)
     return JournalEntry(
         number,
         state,
         BaseTail(*before),
         tuple(data[at : at + width] for at in range(_HEAD.size, files_at, width)),
-        tuple(_FILE.iter_unpack(data[files_at:after_at])),
+        tuple(_FILE.iter_unpack(data[files_at:group_at])),
         data[after_at:entries_at],
         data[entries_at:],
+        data[group_at:after_at],
     )
 
 
@@ -126,7 +133,7 @@ def finish_or_undo(log: PartitionLog) -> None:
     if entry is not None and (tail := peek_tail(log.context.live, log.key)) is not None:
         if entry.state == COMMITTED:
             if end_of(tail) == entry.before:
-                finish_publication(log.context, entry)
+                finish_publication(log.context, entry.number, entry.partners, entry.group)
         elif not tail.failed:
             # After a failed flush nothing is touched until the repair, which recovers (P9).
             _undo(log, tail)
@@ -151,24 +158,85 @@ def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
         if entry is not None and entry.state == COMMITTED:
             tail = peek_tail(context.live, key)
             if tail is not None and end_of(tail) == entry.before:
-                finish_publication(context, entry)
+                finish_publication(context, entry.number, entry.partners, entry.group)
 
 
-def finish_publication(context: Context, entry: JournalEntry) -> None:
-    """Move the ends of all partitions of a committed publication that have not moved yet."""
+def settle_offsets(
+    context: Context, group: bytes, partitions: Collection[bytes], abort: bool
+) -> None:
+    """Finish the committed publications that have notes at some partitions of a group.
 
-    def step(txn: kv.Txn) -> list[tuple[bytes, JournalEntry]]:
-        entries = [(key, JOURNAL.get(txn, key)) for key in entry.partners]
+    Args:
+        context: The log.
+        group: The group.
+        partitions: The partitions.
+        abort: Whether to drop those that are not committed: from then on they cannot be.
+    """
+    if not context.files.writable:
+        return  # It shows the log as it was before, and continues nothing.
+    get = keyspace.PENDING_OFFSETS.get
+    notes = context.live.read(lambda txn: {key: get(txn, group, key) for key in partitions})
+    # A commit of a killed process may become visible only with the next one.
+    if any(number is not None for number in notes.values()):
+        context.state.catch_up()
+    for partition, number in notes.items():
+        if number is not None:
+            _settle(context, group, partition, number, abort)
+
+
+def _settle(context: Context, group: bytes, partition: bytes, number: int, abort: bool) -> None:
+    def step(txn: kv.Txn) -> offsets.OffsetEntry | None:
+        entry = offsets.JOURNAL.get(txn, group, partition)
+        if entry is None or entry.number != number:
+            return None
+        if not entry.committed:
+            offsets.JOURNAL.delete(txn, group, partition)
+        return entry if entry.committed else None
+
+    entry = context.state.read(lambda txn: offsets.JOURNAL.get(txn, group, partition))
+    if entry is None or (entry.committed, entry.number) != (True, number):
+        if not abort:
+            return
+        entry = context.state.write(step)
+    if entry is not None:
+        finish_publication(context, number, entry.partners, group)
+    else:
+        context.live.write(lambda txn: offsets.drop_notes(txn, group, [partition], number))
+
+
+def finish_publication(
+    context: Context, number: int, partners: Iterable[bytes], group: bytes
+) -> None:
+    """Make a committed publication visible, where it is not yet: its records, and its offsets.
+
+    Args:
+        context: The log.
+        number: Of the publication.
+        partners: The keys of all its partitions.
+        group: The group whose offsets it commits; empty without one.
+    """
+
+    def step(txn: kv.Txn) -> tuple[list[tuple[bytes, JournalEntry]], dict[bytes, bytes]]:
+        entries = [(key, JOURNAL.get(txn, key)) for key in partners]
         # One with another number was finished before it was replaced; a topic may be deleted.
-        return [(key, other) for key, other in entries if other and other.number == entry.number]
+        rows = [(key, other) for key, other in entries if other and other.number == number]
+        return rows, offsets.journaled(txn, group, number) if group else {}
 
-    rows = context.state.read(step)
-    context.live.write(lambda txn: make_visible(txn, rows))
+    rows, committed = context.state.read(step)
+    context.live.write(lambda txn: make_visible(txn, rows, number, group, committed))
     context.wake.advance()
 
 
-def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
-    """Make a publication visible, in a transaction of `live`: move all its ends at once."""
+def make_visible(
+    txn: kv.Txn,
+    rows: Iterable[tuple[bytes, JournalEntry]],
+    number: int,
+    group: bytes,
+    committed: Mapping[bytes, bytes],
+) -> None:
+    """Make a publication visible, in a transaction of `live`: its ends and its offsets at once."""
+    if group:
+        offsets.publish(txn, group, committed, number)
     for key, entry in rows:
         tail = peek_tail(txn, key)
         if tail is None or end_of(tail) != entry.before:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
@@ -199,6 +199,7 @@ class Context:
     visibility: str
     lock_timeout: float
     root: str
+    settle: Callable[[Context, bytes, Collection[bytes], bool], None]
     closed = False
     """Set before the files and databases are closed: no operation may begin any more."""
 
@@ -216,6 +217,12 @@ class Context:
             self.check_writable()
         if self.reserve.short:
             self.reserve.check()
+
+    def settle_offsets(
+        self, group: bytes, partitions: Collection[bytes], *, abort: bool = True
+    ) -> None:
+        """Decide the publications that are about to commit offsets; see `journal`."""
+        self.settle(self, group, partitions, abort)
 
     def bounded_ms(self) -> int:
         """Return the time for decisions that forget something (`ClockReading`).

@@ -5,8 +5,8 @@ and is the only place that knows what is not written yet; `topic_settings` is wh
 topic; `partition_writer` numbers, appends and retries the batches of a partition; `future` is what
 callers wait on, and `unretrieved` logs the failures that no caller looks at.  `row_batches` goes
 from lists and columns to batches, each with its partition; `typed_rows` and `table_rows` make
-columns of what a program passes, and `validation` checks it.  `transactions` are those of Kafka's
-clients.
+columns of what a program passes, and `validation` checks it.  `transactions` keep the
+batches of a transaction until it is published.
 """
 
 from embedlog.producer.future import BatchFuture, BatchRange, RecordFuture

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog.batch import EncodedBatch
 from embedlog.batch.limits import request_size
@@ -46,6 +46,9 @@ from embedlog.record import Appended
 from embedlog.registry import binder
 from embedlog.root.root import Root
 from embedlog.serializers import adapt_own
+
+if TYPE_CHECKING:
+    from embedlog.producer.transactions import Transactions
 
 PLAIN = (bytes, type(None))
 """What values are in a topic of bytes; in a typed topic they are rows."""
@@ -118,7 +121,17 @@ class Batcher:
         """The producer was closed: what is not written fails."""
         self.fenced: EmbedlogError | None = None
         """The error that says that a newer producer has the name of this one."""
-        self.client = Client(PRODUCER, self.config.producer_name or "", self.config.client_id or "")
+        name = self.config.transactional_id
+        self.transactions: Transactions | None = None
+        """What batches are added to instead of the log."""
+        if name is not None:
+            from embedlog.producer.transactions import Transactions
+
+            self.transactions = Transactions(self.root, name, self.config)
+        self.accepting = name is None
+        """Whether records are accepted; between two transactions none are."""
+        name = self.config.producer_name or name or ""
+        self.client = Client(PRODUCER, name, self.config.client_id or "")
         """What listeners know of the producer."""
         self._topics: dict[str, TopicCounts] = {}
         self.unretrieved = UnretrievedErrors()
@@ -147,6 +160,25 @@ class Batcher:
     def drop_identity(self) -> None:
         """Have a new identity assigned when it is next needed."""
         self._identity = None
+
+    # Transactions
+
+    def accept(self, accepting: bool) -> None:
+        """Accept records, or refuse them from now on; those that were accepted are drained."""
+        with self.lock:
+            self.accepting = accepting
+            for queue in self.queues.values():
+                queue.closed = not accepting
+                # Its memory is used up: `send` asks for more, and is refused.
+                queue.close_open()
+
+    def refusal(self, topic: str) -> EmbedlogError:
+        """Return the error of records that are not accepted."""
+        if self.fenced is not None:
+            return self.fenced
+        if self.transactions is None or self.abandoned:
+            return ClosedError("The producer was closed", topic=topic)
+        return not_begun()
 
     # Memory
 
@@ -186,6 +218,8 @@ class Batcher:
         """Count records that failed; return what their delivery must keep."""
         with self.lock:
             self.counts(topic).errors += count
+        if self.transactions is not None:
+            self.transactions.note_failure(error)
         return self.unretrieved.add(topic, partition, count, error)
 
     def fail(self, delivery: Delivery, error: BaseException) -> None:
@@ -364,7 +398,8 @@ class TopicQueue:
         self.open = Delivery(self)
         self.full: deque[Delivery] = deque()
         """Each until its batches are with the writers."""
-        self.closed = False
+        self.closed = not batcher.accepting
+        """Whether it refuses records."""
         self.writers: dict[int, PartitionWriter] = {}
         self.round_robin = RoundRobinPartitioner()
         self._retry_at = 0.0
@@ -434,7 +469,7 @@ class TopicQueue:
             now = monotonic()
             began = now if began is None else began
             self._wait_for_memory(now - began)
-        raise ClosedError("The producer was closed", topic=self.topic)
+        raise batcher.refusal(self.topic)
 
     def check_size(self, size: int, value: Any, key: bytes | None, headers: Any) -> None:
         """Refuse a record of ``size`` bytes if it is larger than any may be.
@@ -688,7 +723,7 @@ class TopicQueue:
             with self.drain_lock:
                 self.drain_locked(None)
                 if self.closed:
-                    raise ClosedError("The producer was closed", topic=self.topic)
+                    raise self.batcher.refusal(self.topic)
                 self._write_batches(delivery, batches(delivery), numbered)
             return delivery
         finally:
@@ -824,6 +859,11 @@ class TopicQueue:
 def closed_early(topic: str) -> ClosedError:
     """Return the error of a record whose producer was closed before the record was written."""
     return ClosedError("The producer was closed before the record was written", topic=topic)
+
+
+def not_begun() -> IllegalStateError:
+    """Return the error of what is only possible in a transaction."""
+    return IllegalStateError("No transaction has begun", todo="Call begin_transaction first.")
 
 
 def no_key(topic: str, indices: list[int]) -> InvalidRecordError:

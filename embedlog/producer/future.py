@@ -200,7 +200,9 @@ class Delivery:
         if receipt is None:
             return batch.error
         timestamp = self.timestamps[row] if receipt.timestamp is None else receipt.timestamp
-        offset = receipt.base_offset + position - batch.start
+        offset = receipt.base_offset
+        if offset >= 0:  # In a transaction it is not known.
+            offset += position - batch.start
         # A third of the time of the named tuple's own constructor, which is in Python.
         fields = self.queue.topic, batch.partition, offset, timestamp
         return tuple.__new__(RecordMetadata, fields)

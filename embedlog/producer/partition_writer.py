@@ -33,8 +33,10 @@ from embedlog.record import Appended
 
 if TYPE_CHECKING:
     from embedlog.producer.batcher import Batcher
+    from embedlog.producer.transactions import Transactions
 
 MAX_BACKOFF = 1.0
+_STAGED = Appended(-1, -1, None)
 LONG_WAIT = 1.0
 """Seconds of retries, of one append, or of a `send` without memory, that are worth a warning."""
 
@@ -127,6 +129,8 @@ class PartitionWriter:
 
     def update_listeners(self, config: TopicConfig) -> None:
         """Take the listeners that have subscribed to a topic with these settings."""
+        if self._batcher.transactions is not None:
+            return  # They hear of what is published.
         client, before = self._batcher.client, self._listeners
         self._listeners = self._batcher.root.listeners.of(config, client)
         for listener in before:
@@ -166,6 +170,9 @@ class PartitionWriter:
         Args:
             lock_timeout: Seconds to wait for the partition's lock, if shorter than usual.
         """
+        if self._batcher.transactions is not None:
+            self._stage(self._batcher.transactions)
+            return
         if lock_timeout is None or lock_timeout > self._lock_timeout:
             lock_timeout = self._lock_timeout
         while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
@@ -218,6 +225,16 @@ class PartitionWriter:
                 self._batcher.warn_of_wait(text, *self._where, seconds)
             for receipt in receipts:
                 self._finish_first(receipt)
+
+    def _stage(self, transactions: Transactions) -> None:
+        """Add the waiting batches to a transaction; their offsets are not known before its end."""
+        while self.waiting:
+            try:
+                transactions.stage(self.log, self.waiting[0].encoded)
+            except Exception as error:  # noqa: BLE001 - kept, and raised by the commit
+                self._finish_first(error=error)
+            else:
+                self._finish_first(_STAGED)
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None

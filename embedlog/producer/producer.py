@@ -6,7 +6,8 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from types import EllipsisType
@@ -19,6 +20,7 @@ from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
+    InvalidProducerEpochError,
     InvalidRecordError,
     RecordTooLargeError,
     SerializationError,
@@ -42,20 +44,24 @@ from embedlog.producer.validation import (
     to_bytes,
 )
 from embedlog.progress import format_bytes
-from embedlog.record import K, RecordMetadata, V
+from embedlog.record import (
+    ConsumerGroupMetadata,
+    K,
+    OffsetAndMetadata,
+    RecordMetadata,
+    TopicPartition,
+    V,
+)
 from embedlog.root.root import Root, check_root
 
 if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
     from embedlog.producer.table_rows import ArrowArray, ArrowStream
+    from embedlog.producer.transactions import GroupConsumer, Transactions
 
-_NO_TRANSACTIONS = "a producer has no transactions"
 _HINTS = {
     "produce": "call send(topic, value, key=...)",
     "poll": "leave it out: callbacks of futures run by themselves",
-    "init_transactions": _NO_TRANSACTIONS,
-    "begin_transaction": _NO_TRANSACTIONS,
-    "commit_transaction": _NO_TRANSACTIONS,
 }
 """What to call instead of methods of Kafka's other producers."""
 
@@ -312,6 +318,7 @@ class Producer(Generic[K, V]):
         queue = TopicQueue(self._batcher, topic)
         with self._lock:
             self._check_open()
+            queue.closed = not self._batcher.accepting
             return self._queues.setdefault(topic, queue)
 
     def _check_open(self) -> None:
@@ -555,8 +562,8 @@ class Producer(Generic[K, V]):
         """Return partition, first sequence and count of a numbered call; None without numbers."""
         if sequence is None:
             return None
-        if not self.config.enable_idempotence:
-            raise IllegalStateError("sequence needs enable_idempotence")
+        if not self.config.enable_idempotence or self._batcher.transactions is not None:
+            raise IllegalStateError("sequence needs enable_idempotence, and no transactional_id")
         if partition is None and queue.settings.info.partitions > 1:
             raise IllegalStateError(
                 "Records with a sequence must go to one partition",
@@ -590,6 +597,114 @@ class Producer(Generic[K, V]):
             UnknownTopicOrPartitionError: There is no such topic.
         """
         return set(range(self._queue_for(topic, None).settings.info.partitions))
+
+    # Transactions
+
+    def init_transactions(self) -> None:
+        """Fence older producers with the same ``transactional_id``, before the first transaction.
+
+        Raises:
+            IllegalStateError: The producer has no ``transactional_id``.
+            InvalidProducerEpochError: A newer producer has the same one.
+        """
+        with self._fencing() as transactions:
+            transactions.initialize()
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction: what is sent becomes visible with its commit, or never.
+
+        The futures of its records say when they are accepted; their offset is -1.
+
+        Raises:
+            IllegalStateError: One has begun already, or `init_transactions` was not called.
+        """
+        with self._fencing() as transactions:
+            transactions.begin()
+            self._batcher.accept(True)
+
+    def commit_offsets(
+        self,
+        consumer: GroupConsumer,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
+    ) -> None:
+        """Commit positions of a consumer with the transaction: with its records, or not at all.
+
+        Args:
+            consumer: A member of a group, or one whose group has no members; without
+                ``enable_auto_commit``.
+            offsets: The next offset to read, by partition; None is all resolved positions.
+
+        Raises:
+            IllegalStateError: No transaction has begun, or the consumer commits by itself.
+            InvalidGroupIdError: The consumer has no group.
+        """
+        with self._fencing() as transactions:
+            transactions.add_offsets(*consumer._offsets_for_transaction(offsets))
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        group_metadata: ConsumerGroupMetadata | str,
+    ) -> None:
+        """Commit offsets of a group with the transaction, as `commit_offsets` does; Kafka's name.
+
+        Args:
+            offsets: The next offset to read, by partition.
+            group_metadata: What the consumer's ``group_metadata()`` returned after it read the
+                records; or the name of a group that has no members.
+        """
+        if isinstance(group_metadata, str):
+            group_metadata = ConsumerGroupMetadata(group_metadata)
+        positions = {
+            TopicPartition(*partition): OffsetAndMetadata(at) if isinstance(at, int) else at
+            for partition, at in offsets.items()
+        }
+        with self._fencing() as transactions:
+            transactions.add_offsets(positions, group_metadata)
+
+    def commit_transaction(self) -> None:
+        """Make the records of the transaction visible, and its offsets committed, all at once.
+
+        It can be repeated after a failure that does not demand an abort.
+
+        Raises:
+            InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
+            CommitFailedError: The consumer does not own a partition any more; abort, and begin
+                again at the committed offsets.
+            Exception: That of a record that failed; abort.
+        """
+        with self._fencing() as transactions:
+            transactions.check(begun=True)
+            self._batcher.accept(False)
+            self.flush()
+            transactions.commit()
+
+    def abort_transaction(self) -> None:
+        """Drop what was sent in the transaction.
+
+        Raises:
+            InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
+        """
+        with self._fencing() as transactions:
+            transactions.check(begun=True)
+            self._batcher.accept(False)
+            self.flush()
+            transactions.abort()
+
+    @contextmanager
+    def _fencing(self) -> Iterator[Transactions]:
+        """Yield the transactions; once a newer producer fenced this one, nothing is accepted."""
+        transactions = self._batcher.transactions
+        if transactions is None:
+            raise IllegalStateError(
+                "The producer has no transactions", todo="Set transactional_id."
+            )
+        try:
+            yield transactions
+        except InvalidProducerEpochError as error:
+            self._batcher.accept(False)
+            self._batcher.fenced = error
+            raise
 
     # Finishing
 
@@ -642,6 +757,8 @@ class Producer(Generic[K, V]):
         except TimeoutError:
             pass
         finally:
+            if self._batcher.transactions is not None:
+                self._batcher.transactions.close()
             self._batcher.abandoned = True
             for queue in list(self._queues.values()):
                 queue.abandon()

@@ -1,61 +1,63 @@
-"""Kafka's transactions, as publications: their records become visible together or never.
+"""Transactions: records that become visible together, with offsets that a group commits, or never.
 
-Records wait in memory until the commit, which stages and publishes them.  Each publication has
-a version, in which the producer's id and epoch come first: once a newer producer with the same
-``transactional_id`` has begun, an older one finds its own version taken, and is fenced.
+A transaction is one publication.  What is sent in it is encoded as by any producer, and then kept
+here instead of appended, in memory and, beyond half of ``buffer_memory``, in a staged file.  Each
+publication has a version, in which the producer's id and epoch come first: once a newer producer
+with the same ``transactional_id`` has begun, an older one finds its own version taken, and is
+fenced.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import uuid
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
-from embedlog.batch import BatchLimits
-from embedlog.batch.limits import request_size
-from embedlog.catalog import refuse_internal
+from embedlog.batch import EncodedBatch
 from embedlog.config import ProducerConfig
 from embedlog.errors import (
     ClosedError,
+    CommitFailedError,
     EmbedlogError,
     IllegalStateError,
+    InvalidGroupIdError,
     InvalidProducerEpochError,
-    RecordBatchTooLargeError,
 )
 from embedlog.files import process_id
+from embedlog.group import Group
 from embedlog.lazy import logging
 from embedlog.listeners import PRODUCER, Client
-from embedlog.partitioner import partition_for_key
-from embedlog.producer.future import RecordFuture
-from embedlog.producer.row_batches import Encoding, Rows
-from embedlog.producer.validation import check_headers, check_partition, check_size, to_bytes
+from embedlog.partition import PartitionLog, journal, tail
+from embedlog.producer.batcher import not_begun
 from embedlog.publish import app_versions, staging
-from embedlog.publish.staging import StagedFile, StagedFileWriter
-from embedlog.publish.transaction import Publication, publish
-from embedlog.record import RecordMetadata
+from embedlog.publish.staging import StagedFile, StagedFileWriter, StagedPartition
+from embedlog.publish.transaction import GroupOffsets, Publication, publish
+from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
 _LOGGER = logging.getLogger("embedlog.producer")
 
-NO_OFFSETS = (
-    "A log cannot commit offsets in the transaction of the records; commit them with the consumer, "
-    "after commit_transaction"
-)
-"""Why ``send_offsets_to_transaction`` is refused."""
+Positions = Mapping[TopicPartition, OffsetAndMetadata]
 
-_Row = tuple[Any, Any, int, Any]
-"""Value, key, timestamp and headers."""
+
+class GroupConsumer(Protocol):
+    """A `Consumer`, whose package is beside this one."""
+
+    def _offsets_for_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None
+    ) -> tuple[Positions, ConsumerGroupMetadata, Client]:
+        """Return what a transaction commits of it, and who does."""
 
 
 class Transactions:
-    """The transactions of one producer, one after another; any thread may send.
+    """The transactions of one producer, one after another; any thread may call it.
 
     Args:
         root: The log.
-        name: The ``transactional_id``.
-        config: The settings of the log's own producer; ``buffer_memory`` limits a transaction.
+        name: The ``transactional_id``; if it is empty, only members of groups are fenced.
+        config: The settings of the producer.
     """
 
     def __init__(self, root: Root, name: str, config: ProducerConfig) -> None:
@@ -64,177 +66,210 @@ class Transactions:
         self._lock = threading.Lock()
         self._version: int | None = None
         """That of the last transaction; None before `initialize`."""
-        self._rows: dict[tuple[str, int], list[_Row]] | None = None
-        """By topic and partition; None outside of a transaction."""
-        self._bytes = 0
-        """What the rows hold."""
         self._ended: EmbedlogError | None = None
         """What every later call raises: another producer fenced this one, or it was closed."""
-        self._random = random.Random()
-        self._keyless: dict[str, int] = {}
-        """The partition of records without a key, by topic, in this transaction."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._begun = False
+        self._batches: list[tuple[StagedPartition, EncodedBatch]] = []
+        """Those in memory, which follow those in the file."""
+        self._bytes = 0
+        """What they hold."""
+        self._writer: StagedFileWriter | None = None
+        self._staged: list[StagedFile] = []
+        """The file, once it is finished."""
+        self._records = 0
+        self._failure: BaseException | None = None
+        """The error of the first record that failed: the transaction must be aborted."""
+        self._offsets: GroupOffsets | None = None
+        self._positions: dict[TopicPartition, OffsetAndMetadata] = {}
+        """What the group commits."""
+        self._consumers: set[Client] = set()
+        """What listeners know of the consumers whose positions these are."""
+
+    def check(self, begun: bool | None = None) -> None:
+        """Check that a transaction has begun, or, if that is False, that none has.
+
+        Raises:
+            IllegalStateError: The calls are not in order.
+            InvalidProducerEpochError, ClosedError: There are no transactions any more.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if begun is not None and self._version is None:
+            raise IllegalStateError(
+                "The producer has no transactions yet", todo="Call init_transactions first."
+            )
+        if begun is True and not self._begun:
+            raise not_begun()
+        if begun is False and self._begun:
+            raise IllegalStateError(
+                "A transaction has begun already", todo="Commit or abort it first."
+            )
 
     def initialize(self) -> None:
         """Fence older producers of this name."""
         with self._lock:
-            self._check()
+            self.check()
             if self._version is None:
-                producer_id, epoch = self._root.producer_identity(self._name)
-                version = producer_id << 64 | epoch << 32
-                self._publish([], version)
+                version = 0
+                if self._name:
+                    producer_id, epoch = self._root.producer_identity(self._name)
+                    version = producer_id << 64 | epoch << 32
+                    context = self._root.context
+                    last = app_versions.get(context.state, self._source)
+                    self._publish(version)
+                    if last is not None:
+                        # Its process may have died after it was committed.
+                        journal.finish_committed(context, [key for key, _, _ in last.ends])
                 self._version = version
 
     def begin(self) -> None:
         """Begin a transaction."""
         with self._lock:
-            self._check()
-            if self._version is None:
-                raise IllegalStateError(
-                    "The producer has no transactions yet", todo="Call init_transactions first."
-                )
-            if self._rows is not None:
-                raise IllegalStateError(
-                    "A transaction has begun already", todo="Commit or abort it first."
-                )
+            self.check(begun=False)
+            assert self._version is not None
             # Each transaction has its own version: if an aborted one was published after all,
             # since its commit failed late, the next one is not taken for its repetition.
             self._version += 1
-            self._rows, self._keyless, self._bytes = {}, {}, 0
+            self._begun = True
 
-    def _check(self) -> None:
-        if self._ended is not None:
-            raise self._ended
-
-    def _current(self) -> dict[tuple[str, int], list[_Row]]:
-        self._check()
-        if self._rows is None:
-            raise IllegalStateError(
-                "No transaction has begun", todo="Call begin_transaction first."
-            )
-        return self._rows
-
-    def send(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        headers: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> RecordFuture:
-        """Add a record to the transaction; its offset is not known before the commit.
+    def stage(self, log: PartitionLog, batch: EncodedBatch) -> None:
+        """Add a batch to the transaction.
 
         Raises:
-            RecordTooLargeError: The record is over ``max_request_size``.
-            RecordBatchTooLargeError: The transaction is over ``buffer_memory``.
+            StorageError: It could not be written to the staged file.
         """
-        self._current()
-        refuse_internal(topic)
-        info = self._root.ensure_topic(topic)
-        if info.schema_version:
-            raise IllegalStateError(
-                "A transaction writes to topics of bytes only, and this one has columns",
-                topic=topic,
-                todo="Send its records with a producer that has no transactional id.",
-            )
-        count = info.partitions
-        value, key, headers = to_bytes(value, "value"), to_bytes(key, "key"), check_headers(headers)
-        if partition is not None:
-            check_partition(topic, partition, count)
-        elif key is not None:
-            partition = partition_for_key(key, count)
-        else:
-            partition = self._keyless.setdefault(topic, self._random.randrange(count))
-        timestamp = self._root.clock() if timestamp_ms is None else timestamp_ms
-        size = request_size(value, key, headers)
-        check_size(topic, size, size, self._config.max_request_size)
         with self._lock:
-            rows, limit = self._current(), self._config.buffer_memory
-            if self._bytes + size > limit:
-                raise RecordBatchTooLargeError(
-                    f"The records of the transaction wait in memory for its commit, and would be "
-                    f"over the {limit} bytes that a producer may buffer",
-                    todo="Commit more often, or abort the transaction.",
-                    topic=topic,
+            self.check(begun=True)
+            self._batches.append(((log.topic, log.topic_id, log.partition), batch))
+            self._bytes += batch.size
+            self._records += batch.count
+            if self._bytes > self._config.buffer_memory // 2:
+                self._spill()
+
+    def _spill(self) -> None:
+        if self._writer is None:
+            directory = staging.job_directory(
+                str(process_id.process()), self._root.clock(), uuid.uuid4().hex[:12]
+            )
+            self._writer = StagedFileWriter(self._root.context.files, directory, "transaction")
+        for (topic, topic_id, partition), batch in self._batches:
+            self._writer.add(topic, topic_id, partition, batch)
+        self._batches, self._bytes = [], 0
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note that a record of the transaction failed: then it cannot be committed."""
+        self._failure = self._failure or error
+
+    def add_offsets(
+        self, positions: Positions, member: ConsumerGroupMetadata, client: Client | None = None
+    ) -> None:
+        """Have a group commit positions with the transaction.
+
+        Args:
+            positions: The next offset to read, by partition.
+            member: Who commits, as of when it read the records.
+            client: What listeners know of the consumer.
+
+        Raises:
+            IllegalStateError: Another group commits with the same transaction.
+            InvalidGroupIdError: The consumer has no group.
+            UnknownTopicOrPartitionError, ValueError, OffsetMetadataTooLargeError: A position is
+                invalid.
+        """
+        with self._lock:
+            self.check(begun=True)
+            if not member.group_id:
+                raise InvalidGroupIdError("The consumer has no group", todo="Set group_id.")
+            group, before = Group(self._root.context, member.group_id, tail.ends), self._offsets
+            if before is not None and before.group.key != group.key:
+                raise IllegalStateError(
+                    f"The group {before.group.name} commits with this transaction already",
+                    group=group.name,
+                    todo="Use a transaction for each group.",
                 )
-            self._bytes += size
-            rows.setdefault((topic, partition), []).append((value, key, timestamp, headers))
-        return RecordFuture._completed(RecordMetadata(topic, partition, -1, timestamp))
+            rows = {**(before.rows if before else {}), **group.encode(positions)}
+            self._offsets = GroupOffsets(group, member, rows)
+            self._positions |= positions
+            if client is not None:
+                self._consumers.add(client)
 
     def commit(self) -> None:
-        """Make the records of the transaction visible; after a failure it may be repeated.
+        """Make all of the transaction visible; after a failure it may be repeated.
 
         Raises:
             InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
+            CommitFailedError: The member does not own a partition of the offsets any more; the
+                transaction must be aborted.
+            Exception: That of a record that failed, likewise, or of the publication.
         """
         with self._lock:
-            rows, version = self._current(), self._version
-            assert version is not None
-            staged = [self._stage(rows)] if rows else []
+            self.check(begun=True)
+            if self._failure is not None:
+                raise self._failure
+            assert self._version is not None
+            if self._writer is not None:
+                self._staged, self._writer = [self._writer.finish()], None
+            listeners = [listener for each in self._consumers for listener in each.listeners]
+            for listener in listeners:
+                listener.committing(self._positions)
             try:
-                self._publish(staged, version)
-            finally:
-                staging.remove(self._root.context.files, staged)
-            self._rows = None
+                self._publish(self._version)
+            except BaseException as error:
+                # Without a version a repetition could publish again what was published.
+                if isinstance(error, CommitFailedError) or not self._name:
+                    self._failure = error
+                raise
+            for listener in listeners:
+                listener.committed(self._positions)
+            self._end()
 
     def abort(self) -> None:
-        """Drop the records of the transaction.
+        """Drop the transaction.
 
         Raises:
             InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
         """
         with self._lock:
-            rows, self._rows = self._current(), None
+            self.check(begun=True)
+            is_empty = not self._records and self._offsets is None
+            self._end()
             last = app_versions.get(self._root.context.state, self._source)
-            if rows and last is not None and last.version > (self._version or 0):
+            if not is_empty and last is not None and last.version > (self._version or 0):
                 self._fence()
 
     def close(self) -> None:
         """Abort the transaction that has begun, with a warning, and refuse further ones."""
         with self._lock:
-            rows, self._rows = self._rows, None
+            records = self._records
+            self._end()
             self._ended = self._ended or ClosedError("The producer was closed")
-        if rows:
+        if records:
             _LOGGER.warning(
                 "A producer was closed in a transaction; records of transactional.id %s that are "
                 "dropped: %d",
-                self._name,
-                sum(map(len, rows.values())),
+                *(self._name, records),
             )
 
-    def _stage(self, rows: dict[tuple[str, int], list[_Row]]) -> StagedFile:
-        directory = staging.job_directory(
-            str(process_id.process()), self._root.clock(), uuid.uuid4().hex[:12]
-        )
-        writer = StagedFileWriter(self._root.context.files, directory, "transaction")
-        try:
-            for (topic, partition), of_partition in rows.items():
-                self._stage_partition(writer, topic, partition, of_partition)
-        except BaseException:
-            writer.abandon()
-            raise
-        return writer.finish()
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._staged.append(self._writer.finish())
+        staging.remove(self._root.context.files, self._staged)
+        self._reset()
 
-    def _stage_partition(
-        self, writer: StagedFileWriter, topic: str, partition: int, rows: list[_Row]
-    ) -> None:
-        info = self._root.topic(topic)
-        compression = info.config.compression_type
-        if compression == "producer":
-            compression = self._config.compression_type
-        limits = BatchLimits(info.config.max_message_bytes, info.config.segment_bytes)
-        values, keys, timestamps, headers = map(list, zip(*rows, strict=True))
-        columns = Rows(values, keys, timestamps, headers if any(headers) else None).measured()
-        size = self._config.batch_size
-        for batch in columns.batches(Encoding(compression, limits, size, size, size)):
-            writer.add(topic, info.id, partition, batch)
-
-    def _publish(self, staged: list[StagedFile], version: int) -> None:
+    def _publish(self, version: int) -> None:
         client = Client(PRODUCER, self._name, self._config.client_id)
+        publication = None
+        if self._name:
+            publication = Publication(self._source, version, self._source, self._run)
         before = publish(
             self._root,
-            staged,
-            Publication(self._source, version, self._source, self._run),
+            self._staged,
+            publication,
+            batches=self._batches,
+            offsets=self._offsets,
             report=partial(self._root.listeners.published, client),
         ).repeated
         # An attempt of this producer may have failed after it was committed.
@@ -242,7 +277,7 @@ class Transactions:
             self._fence()
 
     def _fence(self) -> NoReturn:
-        self._rows = None
+        self._end()
         self._ended = InvalidProducerEpochError(
             f"A newer producer has the transactional.id {self._name!r}",
             todo="Close this producer.",

@@ -8,13 +8,19 @@ are too many, under that of the whole log:
 2. Plan where each batch is written: past the end of the active segment, and into new
    segments where that is full.
 3. One transaction on `state` writes the journal entries, *prepared*: where each
-   partition ends, and which files will be created.
+   partition ends, which files will be created, and which offsets a group commits.
 4. Write past the ends, where no reader looks, and into the new files.
-5. With ``durability="fsync"``, flush them, their names, and what was written before and
-   not flushed.
+5. With ``durability="fsync"``, or with offsets, flush them, their names, and what was written
+   before and not flushed.  With offsets, one transaction on `live` then checks that the member
+   owns their partitions, and notes that they are about to be committed.
 6. One transaction on `state` commits: the journal entries are *committed*, the manifest
-   has the new segments, the app versions are written, the recovery points move.
-7. One transaction on `live` moves all ends, and readers are woken: it is *visible*.
+   has the new segments, the app versions are written, the recovery points move, and the
+   checkpoints of the offsets are written.
+7. One transaction on `live` moves all ends, and writes the offsets; readers are woken: it is
+   *visible*.
+
+Whoever takes one of the partitions of the group over finds the note, and first does 7, or, before
+6, deletes the journal entry of the offset, without which 6 fails.
 
 Killed before 6, nothing happened, and the next process to use one of the partitions
 removes what was written; killed after it, that process does 7.  After a power cut the
@@ -33,7 +39,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
@@ -47,6 +53,8 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.group import Group
+from embedlog.groups import offsets as group_offsets
 from embedlog.partition import PartitionLog, journal, roll, segment_statistics, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
@@ -58,7 +66,7 @@ from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
 from embedlog.publish.staging import StagedFile, StagedPartition
-from embedlog.record import Appended
+from embedlog.record import Appended, ConsumerGroupMetadata
 from embedlog.schemas.topic_schema import TopicSchema
 from embedlog.segment import END_MARK, SegmentFile, create
 
@@ -90,6 +98,16 @@ class Publication(NamedTuple):
         """The names under which it has an app version in each topic."""
         names = () if self.application == self.source else (self.application,)
         return (*names, f"at {self.checkpoint}") if self.checkpoint else names
+
+
+class GroupOffsets(NamedTuple):
+    """The offsets that a group commits with a publication."""
+
+    group: Group
+    member: ConsumerGroupMetadata
+    """Who commits them, as of when it read the records."""
+    rows: dict[bytes, bytes]
+    """As `Group.encode` returns them."""
 
 
 class PublishedBatches(NamedTuple):
@@ -143,6 +161,8 @@ def publish(
     staged: Sequence[StagedFile],
     publication: Publication | None = None,
     *,
+    batches: Sequence[tuple[StagedPartition, EncodedBatch]] = (),
+    offsets: GroupOffsets | None = None,
     durability: str | None = None,
     timeout: float | None = None,
     restart: bool = False,
@@ -156,6 +176,8 @@ def publish(
         root: The log that they were staged for.
         staged: The files; in each partition, the batches are in their order.
         publication: The application and its version; without it a repetition publishes again.
+        batches: More batches, which follow those of the files and are in memory.
+        offsets: What a group commits with them; then all of it is flushed.
         durability: ``"os"`` or ``"fsync"``; that of the log by default.
         timeout: Seconds to wait for each partition; ``lock_timeout`` by default.
         restart: Let an application start over in topics that it has published to: what
@@ -166,6 +188,7 @@ def publish(
         RestartedApplicationError: The application started over in a topic that it has
             published to, and ``restart`` is not set.
         UnknownTopicOrPartitionError: A topic was deleted, or deleted and created again.
+        CommitFailedError: The member does not own a partition of the offsets any more.
         RecordTooLargeError, InvalidRecordError: A topic does not allow a staged batch.
         LockTimeoutError: Another process holds a partition; ``pid`` says which.
         NotEnoughReplicasError: Too few copies of a partition are in sync.
@@ -175,32 +198,36 @@ def publish(
     """
     context = root.context
     context.check_appendable()
-    records = sum(file.records for file in staged)
+    records = sum(file.records for file in staged) + sum(batch.count for _, batch in batches)
     target = None
     if publication is not None:
+        partitions = chain(*(file.partitions for file in staged), (where for where, _ in batches))
         topics = dict.fromkeys(publication.topics, "") | {
-            topic_id: topic for file in staged for topic, topic_id, _ in file.partitions
+            topic_id: topic for topic, topic_id, _ in partitions
         }
         target = PublicationTarget(publication, topics, restart, records)
+        if offsets is not None:
+            # As with the ends, below: an attempt may have committed them.
+            context.settle_offsets(offsets.group.key, offsets.rows, abort=False)
         # Also before the files are opened: they are gone if a caller repeats this call because
         # it did not see the result.
         before = _visible_version(context, target)
         if before is not None:
             return PublishResult(0, before)
-    encoded = _by_partition(root, staged)
-    if not encoded and publication is None:
+    encoded = _by_partition(root, staged, batches)
+    if not encoded and publication is None and offsets is None:
         return PublishResult(0)
     with _locked(context, encoded, timeout) as escalated:
         before = _visible_version(context, target) if target else None
         if before is not None:
             return PublishResult(0, before)
-        synced = (durability or context.durability) == "fsync"
+        synced = offsets is not None or (durability or context.durability) == "fsync"
         try:
             plans = []
             for log, of_log in encoded.items():
                 with _descriptors(log, escalated):
                     plans.append(_plan(log, of_log, synced))
-            before = _carry_out(context, plans, target, synced, escalated)
+            before = _carry_out(context, plans, target, offsets, synced, escalated)
         except DiskFullError:
             context.reserve.mark_full()
             raise
@@ -242,7 +269,9 @@ def _descriptors(log: PartitionLog, escalated: bool) -> Iterator[None]:
 
 
 def _by_partition(
-    root: Partitions, staged: Sequence[StagedFile]
+    root: Partitions,
+    staged: Sequence[StagedFile],
+    batches: Sequence[tuple[StagedPartition, EncodedBatch]],
 ) -> dict[PartitionLog, list[EncodedBatch]]:
     """Return the batches of each partition, in the order of the partitions' keys."""
     by_key: dict[tuple[int, int], tuple[PartitionLog, list[EncodedBatch]]] = {}
@@ -263,12 +292,12 @@ def _by_partition(
         catalog = partition_of(staged_partition).context.catalog
         return catalog.schema(catalog.topic(staged_partition[0]), version)
 
-    for file in staged:
-        for staged_partition, batch in staging.read(root.context.files, file, schema_of):
-            key = staged_partition[1:]
-            if key not in by_key:
-                by_key[key] = partition_of(staged_partition), []
-            by_key[key][1].append(batch)
+    read = (staging.read(root.context.files, file, schema_of) for file in staged)
+    for staged_partition, batch in chain(*read, batches):
+        key = staged_partition[1:]
+        if key not in by_key:
+            by_key[key] = partition_of(staged_partition), []
+        by_key[key][1].append(batch)
     return dict(by_key[key] for key in sorted(by_key))
 
 
@@ -394,6 +423,7 @@ def _carry_out(
     context: Context,
     plans: list[PartitionPlan],
     target: PublicationTarget | None,
+    offsets: GroupOffsets | None,
     synced: bool,
     escalated: bool,
 ) -> AppVersion | None:
@@ -405,7 +435,7 @@ def _carry_out(
         context.files.boot_id(), context.files.uptime_ms(), context.clock()
     )
     try:
-        number, prepared = context.state.write(lambda txn: _prepare(txn, plans))
+        number, prepared = context.state.write(lambda txn: _prepare(txn, plans, offsets))
         for plan in plans:
             with _descriptors(plan.log, escalated):
                 files = _write(plan)
@@ -420,6 +450,8 @@ def _carry_out(
             entries[plan.log.key] = entry._replace(
                 state=journal.COMMITTED, files=(), after=after.pack(), entries=index.pack(indexed)
             )
+        if offsets is not None:
+            offsets.group.announce(offsets.member, offsets.rows, number)
         producers = {plan.log.key: plan.log.remembered_producers() for plan in plans if synced}
 
         def commit(txn: kv.Txn) -> AppVersion | None:
@@ -434,16 +466,20 @@ def _carry_out(
                     app_versions.expire(txn, elapsed_ms)
             for plan in plans:
                 _put_partition(txn, plan, entries[plan.log.key], producers.get(plan.log.key))
+            if offsets is not None:
+                group_offsets.commit(txn, offsets.group.key, offsets.rows, number)
             return None
 
         before = context.state.write(commit)
         if before is None:
-            context.live.write(lambda txn: journal.make_visible(txn, entries.items()))
+            group, rows = (offsets.group.key, offsets.rows) if offsets is not None else (b"", {})
+            moved = entries.items(), number, group, rows
+            context.live.write(lambda txn: journal.make_visible(txn, *moved))
             return None
     except BaseException:
-        _resolve(plans, escalated)
+        _resolve(context, plans, offsets, escalated)
         raise
-    _resolve(plans, escalated)
+    _resolve(context, plans, offsets, escalated)
     return before
 
 
@@ -474,13 +510,20 @@ def _put_app_versions(
             app_versions.put(txn, name, topic_id, version._replace(ends=tuple(of_topic)))
 
 
-def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> tuple[int, list[JournalEntry]]:
+def _prepare(
+    txn: kv.Txn, plans: list[PartitionPlan], offsets: GroupOffsets | None
+) -> tuple[int, list[JournalEntry]]:
     """Write the prepared journal entries; return them, and the number of the publication."""
     number = catalog.next_number(txn, "publication")
     keys, entries = tuple(plan.log.key for plan in plans), []
+    group = b"" if offsets is None else offsets.group.key
+    if offsets is not None:
+        live = offsets.group.context.live
+        group_offsets.prepare(txn, live, group, offsets.rows, number, keys)
     for plan in plans:
         files = tuple((segment.info.base_offset, segment.info.id) for segment in plan.segments[1:])
-        entry = JournalEntry(number, journal.PREPARED, journal.end_of(plan.before), keys, files)
+        before = journal.end_of(plan.before)
+        entry = JournalEntry(number, journal.PREPARED, before, keys, files, group=group)
         journal.JOURNAL.put(txn, plan.log.key, value=entry)
         entries.append(entry)
     return number, entries
@@ -550,8 +593,13 @@ def _put_partition(
     journal.JOURNAL.put(txn, key, value=entry)
 
 
-def _resolve(plans: list[PartitionPlan], escalated: bool) -> None:
+def _resolve(
+    context: Context, plans: list[PartitionPlan], offsets: GroupOffsets | None, escalated: bool
+) -> None:
     """After a failure: undo what was prepared, or make visible what was committed."""
+    if offsets is not None:
+        with suppress(EmbedlogError):
+            context.settle_offsets(offsets.group.key, offsets.rows)
     for plan in plans:
         # If the disk refuses even this, the next writer reads the journal and does it.
         with suppress(EmbedlogError), _descriptors(plan.log, escalated):

@@ -47,7 +47,7 @@ from embedlog.hints import ADD_REPLICA, Hint
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.lazy import logging
 from embedlog.listeners import Listeners
-from embedlog.partition import flush, tail
+from embedlog.partition import flush, journal, tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability, LogLock, OpenFiles, limit_for
 from embedlog.record import random_id
@@ -498,6 +498,7 @@ class Root:
             visibility=self.visibility,
             lock_timeout=self.lock_timeout,
             root=self.path,
+            settle=journal.settle_offsets,
         )
 
     # Detaching

@@ -152,7 +152,10 @@ def _snapshot(log: PartitionLog) -> PartitionSnapshot:
     log.refresh()
     segments = list(log.segments.values())
     # A publication that is committed counts, even if its process died before it was visible.
-    return PartitionSnapshot(journal.visible_tail(log, tail), segments, entries)
+    visible = journal.visible_tail(log, tail)
+    if visible.segment_id != tail.segment_id:
+        entries = []  # Those of its last segment are not in `live` yet.
+    return PartitionSnapshot(visible, segments, entries)
 
 
 def _verify_snapshot(

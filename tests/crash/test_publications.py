@@ -292,7 +292,7 @@ def test_power_cuts_of_publications_in_full(tmp_path: Path, durability: str) -> 
 
 def no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery takes whole batches for published ones."""
-    monkeypatch.setattr(journal, "ceiling", lambda entered: None)
+    monkeypatch.setattr(journal.JOURNAL, "get", lambda *_: None)
 
 
 def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +304,8 @@ def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A publication is finished in one of its partitions only."""
     finish = journal.finish_publication
 
-    def wrong(context: Any, entered: Any) -> None:
-        finish(context, entered._replace(partners=entered.partners[:1]))
+    def wrong(context: Any, number: int, partners: Any, group: bytes) -> None:
+        finish(context, number, partners[:1], group)
 
     monkeypatch.setattr(journal, "finish_publication", wrong)
 

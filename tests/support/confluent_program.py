@@ -346,6 +346,72 @@ def administer(admin):
         print("deleted", name, future.result())
 
 
+def transform(admin):
+    """Read, transform and write in transactions, with the offsets: committed, aborted, fenced."""
+    for name in ("inputs", "outputs"):
+        admin.create_topics([admin_module.NewTopic(name, 1, 1)])[name].result()
+    let_brokers_agree()
+    plain = client.Producer(ADDRESS)
+    for number in range(12):
+        plain.produce("inputs", f"{number}")
+    plain.flush(SECONDS)
+    settings = {**ADDRESS, "transactional.id": "transform"}
+    producer, partition = client.Producer(settings), TopicPartition("inputs", 0)
+    producer.init_transactions(SECONDS)
+    consumer = consumer_of("transform", enable_auto_commit=False)
+    for end in ("commit_transaction", "abort_transaction", "commit_transaction"):
+        [committed] = consumer.committed([partition], timeout=SECONDS)
+        consumer.assign([TopicPartition("inputs", 0, max(committed.offset, 0))])
+        messages = consumer.consume(4, SECONDS)
+        producer.begin_transaction()
+        for message in messages:
+            producer.produce("outputs", b"of " + message.value())
+        positions = consumer.position([partition])
+        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata())
+        getattr(producer, end)()
+        print(end, len(messages), shown(consumer.committed([partition], timeout=SECONDS)))
+    consumer.close()
+    # A member that was closed: its group has another generation, or none.
+    member = consumer_of("members", enable_auto_commit=False)
+    member.subscribe(["inputs"])
+    read = member.consume(3, SECONDS)
+    metadata, positions = member.consumer_group_metadata(), member.position([partition])
+    producer.begin_transaction()
+    producer.produce("outputs", f"{len(read)} by a member")
+    producer.send_offsets_to_transaction(positions, metadata)
+    producer.commit_transaction()
+    print("member", shown(member.committed([partition], timeout=SECONDS)))
+    member.close()
+    producer.begin_transaction()
+    producer.produce("outputs", "by a member that left")
+    try:
+        producer.send_offsets_to_transaction([TopicPartition("inputs", 0, 9)], metadata)
+        producer.commit_transaction()
+        print("committed")
+    except client.KafkaException as error:
+        print("left", error.args[0].txn_requires_abort(), error.args[0].fatal())
+        producer.abort_transaction()
+    newer = client.Producer(settings)
+    producer.begin_transaction()
+    producer.produce("outputs", "late")
+    newer.init_transactions(SECONDS)
+    print("fenced", outcome(producer.commit_transaction))
+    newer.begin_transaction()
+    newer.produce("outputs", "last")
+    newer.commit_transaction()
+    reader = consumer_of("reader", isolation_level="read_committed")
+    reader.assign([TopicPartition("outputs", 0, 0)])
+    values = []
+    while not values or values[-1] != b"last":
+        message = reader.poll(SECONDS)
+        values.append(message.value())
+    print("outputs", values)
+    reader.close()
+    print("members", shown(consumer_of("members").committed([partition], timeout=SECONDS)))
+    for name in ("inputs", "outputs"):
+        admin.delete_topics([name])[name].result()
+
+
 def refuse(admin):
     """Print what is refused, and how."""
 
@@ -476,4 +542,5 @@ if __name__ == "__main__":
     consume_in_two_sessions()
     refuse(admin)
     transact(admin)
+    transform(admin)
     administer(admin)

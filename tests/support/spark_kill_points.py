@@ -125,9 +125,9 @@ class KillableWriter(sink.StreamSink):
         at(self.kills, "before publish")
         reveal = journal.make_visible
 
-        def reveal_or_die(txn: Any, rows: Any) -> None:
+        def reveal_or_die(*arguments: Any) -> None:
             at(self.kills, "within publish")
-            reveal(txn, rows)
+            reveal(*arguments)
 
         journal.make_visible = reveal_or_die
         try:

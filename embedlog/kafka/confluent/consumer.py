@@ -250,6 +250,8 @@ class Consumer(LogClient):
 
     def _read(self, seconds: float) -> bool:
         """Choose the next partition with records; return whether there is one, or an event."""
+        # `_take` has noted the last record after the batch ended.
+        self._note_position()
         try:
             self._reading = self._inner.next_partition(seconds * 1000)
         except WakeupError:

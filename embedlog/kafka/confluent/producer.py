@@ -9,7 +9,7 @@ from contextlib import suppress
 from math import inf
 from random import Random
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 from zlib import crc32
 
 from embedlog.errors import (
@@ -40,8 +40,8 @@ from embedlog.kafka.confluent.settings import (
 )
 from embedlog.kafka.typed import explained, key_of_row, schema_of
 from embedlog.partitioner import partition_for_key
-from embedlog.producer.transactions import NO_OFFSETS, Transactions
-from embedlog.record import RecordMetadata
+from embedlog.record import OffsetAndMetadata, RecordMetadata
+from embedlog.record import TopicPartition as Partition
 
 _IDLE_SECONDS = 0.01
 """How long `Producer.poll` sleeps at a time while there is nothing to report."""
@@ -107,18 +107,12 @@ class Producer(LogClient):
         self._closing = threading.Event()
         self._random = Random()
         self._partitions = self._log.root.partitions
-        self._transactions: Transactions | None = None
         self._open()
 
     def _open(self) -> None:
         with translated(InvalidConfigError="_INVALID_ARG"):
             self._inner = self._handle.producer(**self._config)
         self._send: Callable[..., Any] = self._inner.send
-        name = self._settings.get("transactional.id")
-        if name:
-            if self._transactions is None:
-                self._transactions = Transactions(self._log.root, str(name), self._inner.config)
-            self._send = self._transactions.send
 
     def produce(
         self,
@@ -186,7 +180,7 @@ class Producer(LogClient):
                 raise RuntimeError(f"The log of the producer was closed: {self._log.path}")
         if isinstance(error, SerializationError):
             raise TypeError(str(error)) from error
-        if self._transactions is not None:
+        if self._is_transactional:
             # Reported later, it would be missing from a transaction that is committed meanwhile.
             fenced = error_of(error, InvalidProducerEpochError="_FATAL")
             raise KafkaException(fenced) from error
@@ -311,7 +305,7 @@ class Producer(LogClient):
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Drop what is not written yet; later reports say so (``_PURGE_QUEUE``)."""
         self._check_open()
-        if in_queue:
+        if in_queue and not self._is_transactional:
             with translated():
                 self._inner.close(timeout=0)
             self._open()
@@ -321,12 +315,12 @@ class Producer(LogClient):
     def init_transactions(self, timeout: float = -1) -> None:
         """Fence older producers with the same ``transactional.id``."""
         with translated():
-            self._in_transactions().initialize()
+            self._in_transactions().init_transactions()
 
     def begin_transaction(self) -> None:
         """Begin a transaction: what is produced becomes visible with its commit."""
         with translated():
-            self._in_transactions().begin()
+            self._in_transactions().begin_transaction()
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Make the records of the transaction visible, all at once.
@@ -335,35 +329,55 @@ class Producer(LogClient):
             KafkaException: A newer producer has the same ``transactional.id`` (``_FENCED``);
                 after another error the call may be repeated, or the transaction aborted.
         """
-        transactions = self._in_transactions()
+        producer = self._in_transactions()
         self.flush(timeout)
         try:
-            transactions.commit()
+            producer.commit_transaction()
         except EmbedlogError as error:
             raise KafkaException(_commit_error(error)) from error
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Drop the records of the transaction."""
-        transactions = self._in_transactions()
+        producer = self._in_transactions()
         self.flush(timeout)
         with translated():
-            transactions.abort()
+            producer.abort_transaction()
 
     def send_offsets_to_transaction(
         self, positions: list[Any], group_metadata: Any, timeout: float = -1
-    ) -> NoReturn:
-        """Refuse: a log commits offsets and records one after the other."""
-        self._in_transactions()
-        raise exception("_NOT_IMPLEMENTED", NO_OFFSETS, txn_requires_abort=True)
+    ) -> None:
+        """Commit offsets of a group with the transaction, which checks the member.
 
-    def _in_transactions(self) -> Transactions:
+        Args:
+            positions: The next offsets to read; those without an offset are left out.
+            group_metadata: What the consumer's ``consumer_group_metadata()`` returned.
+            timeout: Not needed by a log.
+        """
+        offsets = {
+            Partition(each.topic, each.partition): OffsetAndMetadata(
+                each.offset, each.metadata or "", each.leader_epoch
+            )
+            for each in positions
+            if each.offset >= 0
+        }
+        producer = self._in_transactions()
+        try:
+            producer.send_offsets_to_transaction(offsets, group_metadata)
+        except EmbedlogError as error:
+            raise KafkaException(_commit_error(error)) from error
+
+    @property
+    def _is_transactional(self) -> bool:
+        return bool(self._settings.get("transactional.id"))
+
+    def _in_transactions(self) -> Any:
         self._check_open()
-        if self._transactions is None:
+        if not self._is_transactional:
             raise exception(
                 "_NOT_CONFIGURED",
                 "The Transactional API requires transactional.id to be configured",
             )
-        return self._transactions
+        return self._inner
 
     # Closing
 
@@ -376,8 +390,6 @@ class Producer(LogClient):
         if not self._closing.is_set():
             self.flush(timeout)
             self._closing.set()
-            if self._transactions is not None:
-                self._transactions.close()
             try:
                 with translated():
                     self._inner.close()

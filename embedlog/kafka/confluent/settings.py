@@ -156,7 +156,8 @@ def producer_config(settings: ClientSettings) -> dict[str, Any]:
         if settings.number("message.timeout.ms", 0) > longest:
             text = f"message.timeout.ms must not be over transaction.timeout.ms, {longest}"
             raise exception("_INVALID_ARG", text)
-        config["enable_idempotence"] = True
+        name = str(settings.get("transactional.id"))
+        config |= {"enable_idempotence": True, "transactional_id": name}
     return config | {
         "linger_ms": min(linger, delivery),
         "delivery_timeout_ms": delivery,
