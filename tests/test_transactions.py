@@ -18,6 +18,7 @@ from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
+    ConflictError,
     IllegalStateError,
     InvalidGroupIdError,
     InvalidProducerEpochError,
@@ -102,6 +103,37 @@ def test_an_exception_in_the_block_leaves_nothing(log, consumer):
 
     assert contents(log, "out") == [[b"yes"]]
     assert committed(log) is None
+
+
+@pytest.mark.parametrize("kind", ["end", "key"])
+def test_a_transaction_with_a_condition_is_committed_only_if_nobody_was_faster(log, consumer, kind):
+    """At its commit, and as a whole: no record of it is written, and no offset committed."""
+    expected = {"end": {"expected_offset": 0}, "key": {"expected_key_offset": None}}[kind]
+    later = {"end": {"expected_offset": 1}, "key": {"expected_key_offset": 0}}[kind]
+    (found,) = later.values()
+    producer = log.producer(transactional_id="name")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("audit", b"no")
+    producer.send("out", b"no", key=b"k", partition=0, **expected)
+    producer.send("out", b"no", key=b"k", partition=0)
+    producer.commit_offsets(consumer)
+    log.producer().send("out", b"faster", key=b"k", partition=0).result()
+    for _ in range(2):
+        with pytest.raises(ConflictError) as caught:
+            producer.commit_transaction()
+        assert (caught.value.topic, caught.value.offset) == ("out", found)
+    producer.abort_transaction()
+    assert contents(log, "out", "audit") == [[b"faster"], []]
+    assert committed(log) is None
+
+    producer.begin_transaction()
+    producer.send("out", b"yes", key=b"k", partition=0, **later)
+    producer.send("out", b"and", key=b"k", partition=0)
+    producer.commit_offsets(consumer)
+    producer.commit_transaction()
+    assert contents(log, "out") == [[b"and", b"faster", b"yes"]]
+    assert committed(log) == 10
 
 
 def test_offsets_alone_and_records_alone_and_nothing(log, consumer):

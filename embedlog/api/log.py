@@ -609,6 +609,7 @@ class Log:
             IllegalStateError: A transaction of this name is open.
             InvalidProducerEpochError: Another program has begun to use the name.
             CommitFailedError: The consumer lost a partition; nothing was committed.
+            ConflictError: Somebody was faster than a record with a condition, likewise.
         """
         producer = self._transactional_producer(name, config)
         producer.begin_transaction()

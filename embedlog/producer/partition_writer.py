@@ -230,7 +230,8 @@ class PartitionWriter:
         """Add the waiting batches to a transaction; their offsets are not known before its end."""
         while self.waiting:
             try:
-                transactions.stage(self.log, self.waiting[0].encoded)
+                batch = self.waiting[0]
+                transactions.stage(self.log, batch.encoded, batch.delivery.condition)
             except Exception as error:  # noqa: BLE001 - kept, and raised by the commit
                 self._finish_first(error=error)
             else:

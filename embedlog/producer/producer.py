@@ -152,7 +152,8 @@ class Producer(Generic[K, V]):
 
         A record with a condition is written now, in this thread, after all that this producer
         sent before, and only if nobody else was faster: otherwise nothing is written, and its
-        future raises `ConflictError` with the ``offset`` that was found.
+        future raises `ConflictError` with the ``offset`` that was found.  In a transaction that is
+        done by the commit.
 
         Args:
             topic: The topic.
@@ -671,6 +672,7 @@ class Producer(Generic[K, V]):
             InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
             CommitFailedError: The consumer does not own a partition any more; abort, and begin
                 again at the committed offsets.
+            ConflictError: Somebody was faster than a record with a condition; abort.
             Exception: That of a record that failed; abort.
         """
         with self._fencing() as transactions:

@@ -20,6 +20,7 @@ from embedlog.config import ProducerConfig
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
+    ConflictError,
     EmbedlogError,
     IllegalStateError,
     InvalidGroupIdError,
@@ -30,6 +31,7 @@ from embedlog.group import Group
 from embedlog.lazy import logging
 from embedlog.listeners import PRODUCER, Client
 from embedlog.partition import PartitionLog, journal, tail
+from embedlog.partition.append_condition import AppendCondition
 from embedlog.producer.batcher import not_begun
 from embedlog.publish import app_versions, staging
 from embedlog.publish.staging import StagedFile, StagedFileWriter, StagedPartition
@@ -76,6 +78,8 @@ class Transactions:
         """Those in memory, which follow those in the file."""
         self._bytes = 0
         """What they hold."""
+        self._conditions: list[tuple[PartitionLog, AppendCondition]] = []
+        """What must be so at the commit, in the log without these batches."""
         self._writer: StagedFileWriter | None = None
         self._staged: list[StagedFile] = []
         """The file, once it is finished."""
@@ -135,8 +139,10 @@ class Transactions:
             self._version += 1
             self._begun = True
 
-    def stage(self, log: PartitionLog, batch: EncodedBatch) -> None:
-        """Add a batch to the transaction.
+    def stage(
+        self, log: PartitionLog, batch: EncodedBatch, condition: AppendCondition | None
+    ) -> None:
+        """Add a batch to the transaction, and a condition of its commit.
 
         Raises:
             StorageError: It could not be written to the staged file.
@@ -144,6 +150,8 @@ class Transactions:
         with self._lock:
             self.check(begun=True)
             self._batches.append(((log.topic, log.topic_id, log.partition), batch))
+            if condition is not None:
+                self._conditions.append((log, condition))
             self._bytes += batch.size
             self._records += batch.count
             if self._bytes > self._config.buffer_memory // 2:
@@ -203,6 +211,7 @@ class Transactions:
             InvalidProducerEpochError: A newer producer has the same ``transactional_id``.
             CommitFailedError: The member does not own a partition of the offsets any more; the
                 transaction must be aborted.
+            ConflictError: Somebody was faster than a record with a condition, likewise.
             Exception: That of a record that failed, likewise, or of the publication.
         """
         with self._lock:
@@ -219,7 +228,7 @@ class Transactions:
                 self._publish(self._version)
             except BaseException as error:
                 # Without a version a repetition could publish again what was published.
-                if isinstance(error, CommitFailedError) or not self._name:
+                if isinstance(error, (CommitFailedError, ConflictError)) or not self._name:
                     self._failure = error
                 raise
             for listener in listeners:
@@ -269,6 +278,7 @@ class Transactions:
             self._staged,
             publication,
             batches=self._batches,
+            conditions=self._conditions,
             offsets=self._offsets,
             report=partial(self._root.listeners.published, client),
         ).repeated

@@ -37,7 +37,7 @@ need not be flushed, since they are not needed after a crash.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -46,6 +46,7 @@ from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
+    ConflictError,
     DiskFullError,
     DurabilityError,
     EmbedlogError,
@@ -58,6 +59,7 @@ from embedlog.groups import offsets as group_offsets
 from embedlog.partition import PartitionLog, journal, roll, segment_statistics, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
+from embedlog.partition.append_condition import AppendCondition, publish_found
 from embedlog.partition.flush import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.journal import JournalEntry
 from embedlog.partition.producer_state import ProducerState
@@ -162,6 +164,7 @@ def publish(
     publication: Publication | None = None,
     *,
     batches: Sequence[tuple[StagedPartition, EncodedBatch]] = (),
+    conditions: Sequence[tuple[PartitionLog, AppendCondition]] = (),
     offsets: GroupOffsets | None = None,
     durability: str | None = None,
     timeout: float | None = None,
@@ -177,6 +180,7 @@ def publish(
         staged: The files; in each partition, the batches are in their order.
         publication: The application and its version; without it a repetition publishes again.
         batches: More batches, which follow those of the files and are in memory.
+        conditions: What must be so, in partitions of these batches, before any is written.
         offsets: What a group commits with them; then all of it is flushed.
         durability: ``"os"`` or ``"fsync"``; that of the log by default.
         timeout: Seconds to wait for each partition; ``lock_timeout`` by default.
@@ -189,6 +193,7 @@ def publish(
             published to, and ``restart`` is not set.
         UnknownTopicOrPartitionError: A topic was deleted, or deleted and created again.
         CommitFailedError: The member does not own a partition of the offsets any more.
+        ConflictError: A condition does not hold; nothing was published.
         RecordTooLargeError, InvalidRecordError: A topic does not allow a staged batch.
         LockTimeoutError: Another process holds a partition; ``pid`` says which.
         NotEnoughReplicasError: Too few copies of a partition are in sync.
@@ -217,7 +222,9 @@ def publish(
     encoded = _by_partition(root, staged, batches)
     if not encoded and publication is None and offsets is None:
         return PublishResult(0)
-    with _locked(context, encoded, timeout) as escalated:
+    for log, condition in conditions:
+        condition.look_up(log)
+    with _publishing_conflicts(conditions), _locked(context, encoded, timeout) as escalated:
         before = _visible_version(context, target) if target else None
         if before is not None:
             return PublishResult(0, before)
@@ -226,7 +233,7 @@ def publish(
             plans = []
             for log, of_log in encoded.items():
                 with _descriptors(log, escalated):
-                    plans.append(_plan(log, of_log, synced))
+                    plans.append(_plan(log, of_log, conditions, synced))
             before = _carry_out(context, plans, target, offsets, synced, escalated)
         except DiskFullError:
             context.reserve.mark_full()
@@ -256,6 +263,19 @@ def _locked(
             if escalated:
                 log.close_files_locked()
         yield escalated
+
+
+@contextmanager
+def _publishing_conflicts(
+    conditions: Iterable[tuple[PartitionLog, AppendCondition]],
+) -> Iterator[None]:
+    """After a conflict, make visible what the conditions found; without the partitions' locks."""
+    try:
+        yield
+    except ConflictError:
+        for log, _ in conditions:
+            publish_found(log, log.tail())
+        raise
 
 
 @contextmanager
@@ -379,12 +399,20 @@ def _restarted(
 # Where it is written
 
 
-def _plan(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:
+def _plan(
+    log: PartitionLog,
+    encoded: list[EncodedBatch],
+    conditions: Iterable[tuple[PartitionLog, AppendCondition]],
+    synced: bool,
+) -> PartitionPlan:
     """Plan the segments of one partition; changes nothing, except that it rolls if that is due."""
     tail = log.finish_locked()
     if tail.failed:
         raise log.flush_failed()
     log.check_replicas()
+    for where, condition in conditions:
+        if where.key == log.key:
+            condition.check(log, tail)
     validation.check(log, encoded)
     active, fitted = log.active_segment, validation.in_current_schema(log, encoded)
     columns = roll.columns_of(*fitted)
