@@ -1,5 +1,6 @@
 """A log over several directories: acknowledgements, failover, and coming back (H1-H4)."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -138,6 +139,7 @@ def test_who_opens_a_log_while_the_last_process_closes_it_checks_it_as_the_first
         assert not list(directories.path(1).parent.parent.glob(f"*/log/{CLEAN_FILE}"))
         close_all(files)
 
+    gc.collect()  # What other tests left closes its files when it is collected.
     monkeypatch.setattr(Files, "close_all", open_first)
     log.close()
     (other,) = opened
