@@ -38,7 +38,7 @@ from embedlog.hints import REPAIR
 V = TypeVar("V")
 W = TypeVar("W")
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Of the root.  Raise it with every change below, and migrate roots of the version before."""
 
 PARTITION_KEY = struct.Struct(">QI")
