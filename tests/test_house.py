@@ -36,7 +36,7 @@ FLOORS = (
     {"publish", "splits"},
     {"listeners"},
     {"root"},
-    {"registry", "replication"},
+    {"registry", "replication", "snapshots"},
     {"retention", "compaction", "producer", "consumer", "audit"},
     {"maintenance", "convert"},
     {"mirrors"},

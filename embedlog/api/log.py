@@ -61,9 +61,11 @@ if TYPE_CHECKING:
 
     import polars
 
+    from embedlog.api.at import LogAt
     from embedlog.api.consumer_group import Groups
     from embedlog.api.failover import Mirrors
     from embedlog.api.replicas import Replicas
+    from embedlog.api.snapshots import Snapshots
     from embedlog.api.topic import Topic
     from embedlog.audit.comparison import AuditResult
     from embedlog.config.options import (
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from embedlog.root.verify import Finding
     from embedlog.schemas.infer import SchemaLike
     from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.snapshots.snapshot import Snapshot
     from embedlog.times import When
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
@@ -228,6 +231,13 @@ class Log:
     def housekeeping(self) -> Housekeeping:
         """The background jobs, compaction and leases, and the check and repair of the files."""
         return self._housekeeping
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots by name: list and delete them; `snapshot` takes one."""
+        from embedlog.api.snapshots import Snapshots
+
+        return Snapshots(self.root)
 
     # Topics
 
@@ -462,6 +472,57 @@ class Log:
                     hint = f"call log.topic({name!r})" if name in root.topics() else hint
             raise no_attribute(self, name, hint)
 
+    # Topics as they were
+
+    def snapshot(
+        self,
+        name: str,
+        topics: str | Iterable[str] | None = None,
+        *,
+        expires: timedelta | str | None = "7d",
+    ) -> Snapshot:
+        """Take a snapshot: the ends of all partitions as of one instant, and keep their records.
+
+        Neither retention nor compaction removes a record of it until it expires or is deleted,
+        also after a reboot; ``retention.bytes.hard`` and `delete_records` ignore it.  Its records
+        are flushed, and described in the file ``snapshots/NAME.json``, which
+        `embedlog.open_snapshot` reads from any host.
+
+        Args:
+            name: At most 200 letters, digits, '.', '_' and '-'.
+            topics: The topics; by default all but internal ones.
+            expires: How long to keep it, such as ``"12h"``; None until it is deleted.
+
+        Returns:
+            The snapshot, whose records `at` shows.
+
+        Raises:
+            SnapshotAlreadyExistsError: There is one of this name.
+            UnknownTopicOrPartitionError: There is no such topic.
+            InvalidConfigError: The name, or the time, is not valid.
+            DurabilityError, StorageError: A flush or a write failed; no snapshot was taken.
+        """
+        from embedlog.api.snapshots import take
+
+        return take(self.root, name, topics, expires)
+
+    def at(self, when: Snapshot | When) -> LogAt:
+        """Return the topics as they were: of a snapshot, or before a time.
+
+        They do not move: however often they are read, they have the same records.  Those of a
+        snapshot are kept; of those before a time, retention and compaction may remove some.
+
+        Args:
+            when: A snapshot, or a time, as in `TopicView.between`: in each partition, the records
+                before the first one at or after it, of those that there are now.
+
+        Raises:
+            ValueError, TypeError: It is no time.
+        """
+        from embedlog.api.at import LogAt
+
+        return LogAt(self, when)
+
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""
         self._housekeeping._start()
@@ -503,12 +564,15 @@ class Log:
         """
         from embedlog.api.sql import collect, sql
 
+        frame = sql(self._views(), query, files=files)
+        return collect(frame) if eager else frame
+
+    def _views(self) -> dict[str, Topic]:
         views = {}
         for name in self.topics(internal=True):
             with suppress(UnknownTopicOrPartitionError):  # It was deleted meanwhile.
                 views[name] = self.topic(name)
-        frame = sql(views, query, files=files)
-        return collect(frame) if eager else frame
+        return views
 
     # Converting
 

@@ -608,7 +608,7 @@ class TopicView(Generic[K, V]):
         """Return the latest values of keys, in their order; the arguments are those of `get`."""
         from embedlog.api.latest import get_many
 
-        view = self._before(as_of)
+        view = self.before(as_of)
         stored_keys = [self._key_bytes(key) for key in keys]
         deserializers = self._deserializers()._replace(key=None)
         found = get_many(self._root, self.name, view.ranges, stored_keys, deserializers.typed)
@@ -635,7 +635,7 @@ class TopicView(Generic[K, V]):
         from embedlog.api.latest import records_of
 
         key_bytes, deserializers = self._key_bytes(key), self._deserializers()
-        ranges, typed = self._before(as_of).ranges, deserializers.typed
+        ranges, typed = self.before(as_of).ranges, deserializers.typed
         result = list[Record[K, V]]()
         for record in records_of(self._root, self.name, ranges, key_bytes, typed):
             batch, value = record.decoded.batch, record.value
@@ -655,8 +655,12 @@ class TopicView(Generic[K, V]):
             )
         return result
 
-    def _before(self, as_of: AsOf | None) -> TopicView[K, V]:
-        """Return the records up to a time or to offsets, which are excluded; all without them."""
+    def before(self, as_of: AsOf | None) -> TopicView[K, V]:
+        """Return the records up to a time or to offsets, which are excluded; all without them.
+
+        Args:
+            as_of: As for `get`.
+        """
         if as_of is None:
             return self
         if isinstance(as_of, Mapping):
@@ -716,7 +720,7 @@ class TopicView(Generic[K, V]):
             columns.append("value")
         else:
             deserializers = deserializers._replace(value=None)
-        for table in self._before(as_of)._latest(self.schema(columns)):
+        for table in self.before(as_of)._latest(self.schema(columns)):
             for batch in with_prefix(table, "key", prefix).to_batches():
                 keys, numbers, offsets, *rest = (column.to_pylist() for column in batch.columns)
                 stored = rest[0] if values else [None] * len(keys)

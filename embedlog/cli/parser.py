@@ -75,6 +75,10 @@ COMMANDS = {
         "elect the preferred leaders of partitions, or leaders that are not in sync; fails if "
         "a partition is left without a leader"
     ),
+    "snapshots": "take, list or delete snapshots",
+    "snapshots take": "note where topics end, and keep their records until it expires",
+    "snapshots list": "print all snapshots",
+    "snapshots delete": "delete snapshots, whose records are kept no longer",
     "offsets": "print the first and the next offset of partitions, or the offsets at a time",
     "delete-records": "delete the records before an offset or a time; a dry run without --yes",
     "du": "print how many bytes topics and other files take, the largest first",
