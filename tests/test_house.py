@@ -57,6 +57,7 @@ DOORS = {
         "schemas",
     },
     "matplotlib": {"api"},
+    "fsspec": {"files"},
     "pandas": {"spark"},
     "opentelemetry": {"opentelemetry"},
     "confluent_kafka": {"mirrors"},

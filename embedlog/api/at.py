@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from embedlog.catalog import INTERNAL
 from embedlog.errors import UnknownTopicOrPartitionError
 from embedlog.partition.tail import ends_of
-from embedlog.record import TopicPartition
+from embedlog.record import K, TopicPartition, V
 from embedlog.snapshots.manifest import SnapshotTopic
 from embedlog.snapshots.snapshot import Snapshot
 from embedlog.times import When, milliseconds
@@ -62,7 +62,7 @@ class LogAt:
     def __contains__(self, name: object) -> bool:
         return name in self._topics
 
-    def topic(self, name: str, *, raw: bool = False) -> TopicView[Any, Any]:
+    def topic(self, name: str, *, raw: bool = False) -> TopicView:
         """Return the records of a topic; see `Log.topic`.
 
         Those of a typed topic are seen through the version of the schema of that instant.
@@ -93,7 +93,7 @@ class LogAt:
             fixed._fixed = info.id, schema
         return fixed
 
-    def __getitem__(self, name: str) -> TopicView[Any, Any]:
+    def __getitem__(self, name: str) -> TopicView:
         """The same as `topic`."""
         return self.topic(name)
 
@@ -118,7 +118,7 @@ class LogAt:
             if name in infos and infos[name].id == topic.id:
                 yield name
 
-    def consumer(self, *topics: str, **config: Unpack[ConsumerOptions]) -> Consumer[Any, Any]:
+    def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer of all records of topics, which ends where they end.
 
         Its loops end there, and a poll returns nothing then.  It has all partitions of the topics;

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
+    from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.splits.slices import PartitionSlice, TopicVersions
     from embedlog.splits.split import Split
 
 Between = tuple[When, When]
@@ -555,6 +557,16 @@ class TopicView(Generic[K, V]):
         from embedlog.api.split_plan import plan_splits
 
         return plan_splits(self._limited(since, between), n, columns, where)
+
+    def _slices(self, n: int) -> tuple[list[PartitionSlice], TopicVersions | None, str]:
+        """Return about ``n`` parts of the records for `splits`."""
+        from embedlog.api.split_plan import slices_of
+
+        return slices_of(self, n)
+
+    def _typed_schema(self) -> TopicSchema | None:
+        """Return the schema through which a typed topic is seen."""
+        return None
 
     def plot(
         self,

@@ -80,6 +80,9 @@ class TypedTopicView(TopicView[Any, Any]):
             )
         return schema
 
+    def _typed_schema(self) -> TopicSchema | None:
+        return self._schema()
+
     def _typed_reader(self) -> TypedReader:
         return _reader(self._schema())
 

@@ -24,7 +24,7 @@ import struct
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -80,6 +80,7 @@ _DIRECTORY_MODE: Final = 0o700
 _OPEN_FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _EXCLUSIVE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARED: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
+_list = list  # `Files.list` hides it in the class
 _WAITING, _DONE, _ANY = (
     struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
     for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK, fcntl.F_WRLCK)
@@ -404,11 +405,11 @@ class Files:
         with self.opened(path) as fd:
             return self.read(fd, self.size(fd), 0)
 
-    def write_file(self, path: str, data: bytes | list[Any]) -> None:
+    def write_file(self, path: str, data: bytes | Iterable[Any]) -> None:
         """Replace the contents of a file, durably and atomically: a reader sees old or new.
 
         A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.  The data may be in
-        parts.
+        parts: those of a list are written at once, others one by one.
         """
         for number in itertools.count():
             temporary = f"{path}.{number}.tmp"
@@ -421,7 +422,9 @@ class Files:
                     raise
         try:
             try:
-                self.write(fd, data if isinstance(data, list) else [data], 0)
+                written = 0
+                for parts in self._written_at_once(data):
+                    written += self.write(fd, parts, written)
                 # The bytes before the name: a rename may reach the disk first.
                 self.sync(fd)
             finally:
@@ -432,6 +435,12 @@ class Files:
                 self.unlink(temporary, missing_ok=True)
             raise
         self.sync_directory(path.rpartition("/")[0])
+
+    @staticmethod
+    def _written_at_once(data: bytes | Iterable[Any]) -> Iterable[Sequence[Any]]:
+        if isinstance(data, bytes | _list):
+            return [[data] if isinstance(data, bytes) else data]
+        return ([part] for part in data)
 
     def share(self, group: int, mode: str) -> None:
         """Let a group read segments and stage files; see `sharing.share`."""

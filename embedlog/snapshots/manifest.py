@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import SegmentInfo, TopicInfo
-from embedlog.errors import UnknownTopicOrPartitionError
+from embedlog.errors import (
+    CorruptionError,
+    UnknownTopicOrPartitionError,
+    UnsupportedFormatError,
+)
 from embedlog.files import Files
+from embedlog.files.paths import MANIFESTS
 from embedlog.keyspace import FORMAT_VERSION
 from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 from embedlog.segment import path_of as segment_path
+from embedlog.splits.slices import FileChunk, PartitionSlice
 
 if TYPE_CHECKING:
     from embedlog.snapshots.snapshot import Snapshot
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 FORMAT = 1
 """Of the manifest."""
-DIRECTORY = "snapshots"
 
 
 class SnapshotTopic(NamedTuple):
@@ -43,13 +48,13 @@ class SnapshotTopic(NamedTuple):
 
 def path_of(name: str) -> str:
     """Return the path of the manifest of a snapshot, relative to the root."""
-    return f"{DIRECTORY}/{name}.json"
+    return f"{MANIFESTS}/{name}.json"
 
 
 def write(files: Files, name: str, document: Json) -> None:
     """Write a manifest, durably and as a whole."""
-    if not files.exists(DIRECTORY):
-        files.make_directory(DIRECTORY)
+    if not files.exists(MANIFESTS):
+        files.make_directory(MANIFESTS)
         files.sync_directory("")
     files.write_file(path_of(name), json.dumps(document, indent=1).encode())
 
@@ -58,7 +63,7 @@ def remove(files: Files, name: str) -> None:
     """Remove a manifest, durably; it may be missing."""
     if files.exists(path_of(name)):
         files.unlink(path_of(name), missing_ok=True)
-        files.sync_directory(DIRECTORY)
+        files.sync_directory(MANIFESTS)
 
 
 def describe(root: Root, snapshot: Snapshot, tails: Mapping[TopicPartition, Tail | None]) -> Json:
@@ -130,6 +135,52 @@ def _partition(
         "directories": list(root.context.files.directories_of(paths[0])) if paths else [],
         "segments": segments,
     }
+
+
+def read(files: Files, path: str) -> Json:
+    """Return a manifest.
+
+    Raises:
+        StorageError: It cannot be read.
+        CorruptionError: It is none.
+        UnsupportedFormatError: A newer version of embedlog wrote it.
+    """
+    data = files.read_file(path)
+    try:
+        document: Json = json.loads(data)
+        found = document["format"], document["root_format"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise CorruptionError(
+            "This is not the manifest of a snapshot",
+            path=files.path(path),
+            todo="Pass the path of a file NAME.json in a directory snapshots.",
+        ) from error
+    if found != (FORMAT, FORMAT_VERSION):
+        raise UnsupportedFormatError(
+            f"The manifest has the formats {found}, and this embedlog knows "
+            f"{(FORMAT, FORMAT_VERSION)}",
+            path=files.path(path),
+            todo="Use the version of embedlog that wrote it.",
+        )
+    return document
+
+
+def slice_of(topic: str, number: int, partition: Json) -> PartitionSlice:
+    """Return where the records of a partition are."""
+    chunks = tuple(
+        FileChunk(
+            *(each["path"], each["next_offset"] is not None, each["headers"], 0),
+            *(each["end_position"], each["schema_version"], each["tombstones"]),
+        )
+        for each in partition["segments"]
+    )
+    start, end = partition["start_offset"], partition["end_offset"]
+    dense = all(each["dense"] and not each["tombstones"] for each in partition["segments"])
+    return PartitionSlice(
+        *(topic, number, start, end, partition["leader_epoch"], chunks),
+        *(sum(chunk.end_position for chunk in chunks), end - start if dense else None),
+        tuple(partition["directories"]),
+    )
 
 
 def segment_of(fields: Json) -> SegmentInfo:
