@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from embedlog.api.replicas import Replicas
     from embedlog.api.run_group import GroupRun, run_group
     from embedlog.api.run_mirror import MirrorRun, mirror
-    from embedlog.api.snapshots import Snapshots
+    from embedlog.api.snapshots import Snapshots, restore
     from embedlog.api.topic import Topic
     from embedlog.config import TopicConfig
     from embedlog.consumer.consumer import Consumer
@@ -66,7 +66,7 @@ _NAMES = {
     "api.housekeeping": "Housekeeping",
     "api.at": "LogAt",
     "api.open_snapshot": "OpenSnapshot open_snapshot",
-    "api.snapshots": "Snapshots",
+    "api.snapshots": "Snapshots restore",
     "snapshots.snapshot": "Snapshot",
     "api.replicas": "Replicas",
     "producer": "Producer",
@@ -113,6 +113,7 @@ __all__ = [
     "mirror",
     "open",
     "open_snapshot",
+    "restore",
     "run_group",
 ]
 

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from embedlog.root.verify import Finding
     from embedlog.schemas.infer import SchemaLike
     from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.snapshots.backup import BackupResult
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.times import When
 
@@ -505,6 +506,54 @@ class Log:
         from embedlog.api.snapshots import take
 
         return take(self.root, name, topics, expires)
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        verify: bool = False,
+        max_bytes_per_second: float | None = None,
+        progress: Progress | None = None,
+    ) -> BackupResult:
+        """Write a backup of all topics, groups, producers and schemas as of one instant.
+
+        `embedlog.restore` makes a log of it.  Writers and readers continue.  If the target has
+        backups of this log, only what is new is copied: sealed segments once.  If it is killed,
+        repeat it: it continues.
+
+        Args:
+            target: A directory, or a URL for fsspec, such as ``s3://bucket/backup``, for which
+                the extra ``embedlog[fsspec]`` must be installed.
+            verify: Also read all files that the target has already, and copy those again whose
+                checksums differ.
+            max_bytes_per_second: How fast to copy at most.
+            progress: Called with the bytes done, and all bytes.
+
+        Raises:
+            IllegalStateError: The target has backups of another log.
+            StorageError: A file could not be read or written; nothing else was changed.
+            LockTimeoutError: Another process makes a backup.
+        """
+        from embedlog.api.snapshots import back_up
+
+        return back_up(self.root, target, verify, max_bytes_per_second, progress)
+
+    def clone(self, path: str | os.PathLike[str]) -> None:
+        """Make another log of this one as of now; it shares the bytes of the sealed segments.
+
+        By hard links, or by blocks that are copied when they change, where the file system can;
+        otherwise they are copied.  Both logs go on by themselves.  If it is killed, repeat it.
+
+        Args:
+            path: A new or empty directory.
+
+        Raises:
+            NotALogError, IllegalStateError: The directory holds files, or a log.
+            StorageError: A file could not be made.
+        """
+        from embedlog.api.snapshots import clone
+
+        clone(self.root, path)
 
     def at(self, when: Snapshot | When) -> LogAt:
         """Return the topics as they were: of a snapshot, or before a time.

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
 
+from embedlog.api.housekeeping import Progress, now_ms
+from embedlog.api.opening import open_root
 from embedlog.catalog import INTERNAL
 from embedlog.display import html_table, moment, plural, text_table
 from embedlog.errors import InvalidConfigError
+from embedlog.files import Files
+from embedlog.files.remote import plain_files
+from embedlog.files.throttle import Throttle
+from embedlog.root.location import directory_of
 from embedlog.root.root import Root
 from embedlog.snapshots import snapshot as engine
 from embedlog.snapshots.snapshot import Snapshot
-from embedlog.times import parse_duration
+from embedlog.times import When, parse_duration, time_argument
 
+if TYPE_CHECKING:
+    from embedlog.snapshots.backup import BackupResult
+
+_LOCK_SECONDS = 10.0
 _HEADS = ("snapshot", "created", "expires", "topics", "offsets")
 
 
@@ -101,3 +114,99 @@ def duration_ms(expires: timedelta | str | None) -> int | None:
             f"expires must be a positive duration such as '7d', or None, got {expires!r}"
         )
     return length // timedelta(milliseconds=1)
+
+
+# Backups
+
+
+def back_up(
+    root: Root,
+    target: str | os.PathLike[str],
+    verify: bool,
+    max_bytes_per_second: float | None,
+    progress: Progress | None,
+) -> BackupResult:
+    """Write a backup; see `Log.backup`."""
+    from embedlog.snapshots import backup
+
+    throttle = None if max_bytes_per_second is None else Throttle(max_bytes_per_second)
+    files = _files_of(target, writable=True)
+    try:
+        return backup.back_up(root, files, verify=verify, throttle=throttle, progress=progress)
+    finally:
+        files.close_all()
+
+
+def restore(
+    target: str | os.PathLike[str], path: str | os.PathLike[str], *, at: When | None = None
+) -> str:
+    """Make a log of a backup: with all topics, records, groups, producers and schemas.
+
+    Its segments are checked against the checksums of the backup.  If it is killed, repeat it: it
+    continues.  The log is another one, with an id of its own.
+
+    Args:
+        target: Where `Log.backup` wrote: a directory, or a URL for fsspec.
+        path: A new or empty directory for the log.
+        at: Restore the last backup that was made until this time, by default the last one.
+
+    Returns:
+        The name of the backup.
+
+    Raises:
+        UnknownSnapshotError: There is no such backup.
+        NotALogError, IllegalStateError: The directory holds files, or a log.
+        CorruptionError: A file of the backup is damaged.
+        StorageError: A file could not be read or written.
+    """
+    from embedlog.snapshots import restore as engine
+
+    directory = directory_of(path)
+    at_ms = None if at is None else time_argument("at", at, now_ms())
+    source = _files_of(target)
+    try:
+        document = engine.find(source, at_ms)
+        engine.restore(source, document, partial(_new_files, directory), _opens(directory))
+    finally:
+        source.close_all()
+    return str(document["name"])
+
+
+def clone(root: Root, path: str | os.PathLike[str]) -> None:
+    """Make another log of a log; see `Log.clone`."""
+    from embedlog.snapshots import restore as engine
+
+    directory = directory_of(path)
+    engine.clone(root, partial(_new_files, directory), _opens(directory, clock=root.clock))
+
+
+def _files_of(target: str | os.PathLike[str], *, writable: bool = False) -> Files:
+    """Return the files of a directory, which is created to be written to, or at a URL."""
+    where = os.fspath(target)
+    if "://" in where and not where.startswith("file://"):
+        return plain_files(where, writable=writable)
+    directory = directory_of(target)
+    if writable:
+        Files.create_root(directory)
+    return plain_files(directory, writable=writable)
+
+
+def _new_files(directory: str) -> Files:
+    Files.create_root(directory)
+    return Files(directory)
+
+
+def _opens(directory: str, clock: Callable[[], int] = now_ms) -> Callable[[], Root]:
+    return partial(
+        open_root,
+        directory,
+        mode="rw",
+        durability="os",
+        visibility="append",
+        clock=clock,
+        lock_timeout=_LOCK_SECONDS,
+        auto_create=False,
+        unsafe_filesystem=False,
+        files=Files,
+        must_exist=True,
+    )

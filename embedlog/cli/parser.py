@@ -79,6 +79,9 @@ COMMANDS = {
     "snapshots take": "note where topics end, and keep their records until it expires",
     "snapshots list": "print all snapshots",
     "snapshots delete": "delete snapshots, whose records are kept no longer",
+    "backup": "write what is new since the last backup to a directory or a URL",
+    "restore": "make a log of a backup, in a new directory",
+    "clone": "make another log of this one, which shares its sealed segments",
     "offsets": "print the first and the next offset of partitions, or the offsets at a time",
     "delete-records": "delete the records before an offset or a time; a dry run without --yes",
     "du": "print how many bytes topics and other files take, the largest first",
@@ -110,6 +113,7 @@ _MODULES = {
     for module, names in {
         "import_file": ("import", "produce"),
         "consume": ("tail",),
+        "snapshots": ("backup", "restore", "clone"),
         "replicas": ("reassign", "elect-leaders"),
         "offsets": ("delete-records",),
         "mirror": ("failover",),

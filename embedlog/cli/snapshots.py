@@ -1,12 +1,16 @@
-"""`embedlog snapshots`: take, list and delete."""
+"""`embedlog snapshots`: take, list and delete; `backup`, `restore` and `clone`."""
 
 from __future__ import annotations
 
 import argparse
 
+import embedlog
+from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_read, to_write
-from embedlog.cli.parser import OK, CommandParser, add_option
+from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import note, say_result
+from embedlog.display import plural
+from embedlog.progress import ProgressBar, format_bytes
 
 
 def take_options(command: CommandParser) -> None:
@@ -52,4 +56,53 @@ def delete(args: argparse.Namespace) -> int:
     with to_write(args) as log:
         for name in args.names:
             log.snapshots.delete(name)
+    return OK
+
+
+def backup_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("target", metavar="TARGET", help="a directory, or a URL for fsspec")
+    add_flag(command, "--verify", "also read what is there, and copy again what is damaged")
+    about = "bytes per second to copy at most"
+    add_option(command, "--max-rate", "BYTES", about, type=types.rate)
+
+
+def backup(args: argparse.Namespace) -> int:
+    """Write a backup."""
+    with to_write(args) as log, ProgressBar("backup") as bar:
+        result = log.backup(
+            args.target, verify=args.verify, max_bytes_per_second=args.max_rate, progress=bar
+        )
+    text = (
+        f"{result.name}: {plural(result.files, 'file')}, {format_bytes(result.bytes)}; copied "
+        f"{plural(result.copied_files, 'file')}, {format_bytes(result.copied_bytes)}"
+    )
+    say_result(args, result._asdict(), [text])
+    return OK
+
+
+def restore_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("target", metavar="TARGET", help="where the backups are")
+    command.add_argument("path", metavar="ROOT", help="a new or empty directory for the log")
+    about = "restore the last backup made until this time, such as 2026-01-31T12:00Z or 2d (ago)"
+    add_option(command, "--at", "TIME", about)
+
+
+def restore(args: argparse.Namespace) -> int:
+    """Make a log of a backup."""
+    name = embedlog.restore(args.target, args.path, at=args.at)
+    say_result(args, {"restored": name}, [f"{name} is restored in {args.path}"])
+    return OK
+
+
+def clone_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("path", metavar="PATH", help="a new or empty directory for the log")
+
+
+def clone(args: argparse.Namespace) -> int:
+    """Make another log of a log."""
+    with to_write(args) as log:
+        log.clone(args.path)
     return OK

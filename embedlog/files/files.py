@@ -86,6 +86,8 @@ _WAITING, _DONE, _ANY = (
     for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK, fcntl.F_WRLCK)
 )
 """Locks of the first byte of a file: one who waits for the file's lock has it, shared."""
+_FICLONE: Final = 0x40049409
+"""The ioctl that shares the blocks of a whole file."""
 _NOT_A_DIRECTORY: Final = "A log is a directory, and this is a file"
 
 
@@ -435,6 +437,50 @@ class Files:
                 self.unlink(temporary, missing_ok=True)
             raise
         self.sync_directory(path.rpartition("/")[0])
+
+    def copy_on_write(self, source: int, path: str, size: int) -> bool:
+        """Make a file of the first bytes of another one, which share their blocks until a change.
+
+        Durable, and as a whole, as `write_file`.  Returns False if the file system cannot do that.
+
+        Args:
+            source: The descriptor of the other file, which need not be one of these.
+            path: The new file.
+            size: How many bytes.
+        """
+        temporary = f"{path}.cow.tmp"
+        self.unlink(temporary, missing_ok=True)
+        fd = self.open(temporary, write=True, create=True, exclusive=True)
+        try:
+            try:
+                fcntl.ioctl(fd, _FICLONE, source)
+            except OSError:
+                self.unlink(temporary)
+                return False
+            self.truncate(fd, size)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+        self.sync_directory(path.rpartition("/")[0])
+        return True
+
+    def hard_link(self, source: str, path: str) -> bool:
+        """Give a file that never changes a second name; return False if that is not possible.
+
+        Args:
+            source: The absolute path of the file.
+            path: The new name.
+        """
+        try:
+            with self._parent(path, "link", changes=True) as (directory, name):
+                os.link(source, name, dst_dir_fd=directory, follow_symlinks=False)
+        except StorageError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                return False
+            raise
+        self.sync_directory(path.rpartition("/")[0])
+        return True
 
     @staticmethod
     def _written_at_once(data: bytes | Iterable[Any]) -> Iterable[Sequence[Any]]:

@@ -67,12 +67,16 @@ _NEW_FILE = ".embedlog.new"
 _NEW_SECONDS = 10.0
 _logger = logging.getLogger("embedlog.root")
 _PLAIN_FORMAT = re.compile(r'# .*\nformat = (\d+)\nid = "([0-9a-f-]{36})"\n')
-"""What `_write_format` writes; any other file is TOML."""
+"""What `write_format` writes; any other file is TOML."""
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
 class HasReplicasError(EmbedlogError):
     """The directory is one of several of a log: `ReplicatedRoot` opens it."""
+
+
+class NotRecoveredError(EmbedlogError):
+    """A partition must be recovered first; the caller does so, and tries again."""
 
 
 class Root:
@@ -346,6 +350,8 @@ class Root:
         self,
         topics: Sequence[TopicInfo],
         note: Callable[[kv.Txn, Mapping[TopicPartition, Tail | None]], None] | None = None,
+        *,
+        recover: bool = True,
     ) -> dict[TopicPartition, Tail | None]:
         """Return the tails of all partitions of topics as of one instant.
 
@@ -356,6 +362,10 @@ class Root:
             topics: The topics.
             note: Called with the tails in their transaction, which it may write to; more than
                 once if partitions are recovered.
+            recover: Whether to recover partitions; not in a transaction of `state`.
+
+        Raises:
+            NotRecoveredError: One must be recovered, and may not be.
         """
         context = self.context
         keys = {
@@ -370,7 +380,7 @@ class Root:
                 note(txn, found)
             return found
 
-        if self.replicated:  # Those without a leader elect one.
+        if self.replicated and recover:  # Those without a leader elect one.
             for partition in keys:
                 self.partition(*partition).tail()
         while True:
@@ -378,6 +388,8 @@ class Root:
             missing = self._to_recover(topics, found) if None in found.values() else []
             if not missing:
                 return found
+            if not recover:
+                raise NotRecoveredError("A partition was not recovered yet", path=self.path)
             recovered = {partition: self.partition(*partition).tail() for partition in missing}
             if not context.files.writable:  # Nothing was recovered, so nobody writes.
                 return found | recovered
@@ -647,7 +659,7 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
             raise _no_log(files.root)
         check_new(files)
         if files.writable:
-            _write_format(files)
+            write_format(files)
     try:
         fields = _format_fields(files)
         format_version = fields["format"]
@@ -684,7 +696,7 @@ def _format_fields(files: Files) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _write_format(files: Files) -> None:
+def write_format(files: Files) -> None:
     """Write the format file, unless another process is faster: what that adds to it must stay."""
     text = (
         f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"

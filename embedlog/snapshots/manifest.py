@@ -130,6 +130,7 @@ def _partition(
         "start_offset": start,
         "end_offset": end,
         "leader_epoch": 0 if tail is None else tail.leader_epoch,
+        "created_ms": info.created_ms if tail is None else tail.created_ms,
         "appended_ms": 0 if tail is None else tail.appended_ms,
         "epochs": [epoch for epoch in catalog.epochs(txn, key) if epoch[1] <= end],
         "directories": list(root.context.files.directories_of(paths[0])) if paths else [],

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from embedlog import kv
 from embedlog.catalog import INTERNAL, NAME, TopicInfo
@@ -141,6 +141,19 @@ def _locked(context: Context) -> Iterator[None]:
         yield
 
 
+class Export(Protocol):
+    """Reads rows of the databases as of the instant of a snapshot."""
+
+    def run(self, capture: Callable[[], Tails]) -> Tails:
+        """Read rows of `state`, and call ``capture`` in the same transaction.
+
+        ``capture`` raises `NotRecoveredError` if partitions must be recovered first.
+        """
+
+    def note(self, txn: kv.Txn, tails: Tails) -> None:
+        """Read rows in the transaction of `live` that ``capture`` runs."""
+
+
 def take(
     root: Root,
     name: str,
@@ -148,8 +161,7 @@ def take(
     keep_ms: int | None,
     *,
     replace: bool = False,
-    note: Callable[[kv.Txn, Tails], None] | None = None,
-    run: Callable[[Callable[[], Tails]], Tails] = lambda capture: capture(),
+    export: Export | None = None,
 ) -> tuple[Snapshot, Json]:
     """Take a snapshot; return it, and its manifest.
 
@@ -159,8 +171,7 @@ def take(
         topics: The topics.
         keep_ms: After how long it expires; None is never.
         replace: Replace one of the same name.
-        note: Called in the transaction of `live` that reads the tails, to read more.
-        run: Runs the transaction that reads the tails.
+        export: Reads more as of the same instant.
 
     Raises:
         SnapshotAlreadyExistsError: There is one of this name.
@@ -192,10 +203,13 @@ def take(
                     for (topic, number), found in tails.items()
                 }
                 leases.hold_snapshot(txn, name, starts)
-                if note is not None:
-                    note(txn, tails)
+                if export is not None:
+                    export.note(txn, tails)
 
-            tails = run(lambda: root.tails(list(infos.values()), hold))
+            if export is None:
+                tails: Tails = root.tails([*infos.values()], hold)
+            else:
+                tails = export.run(lambda: root.tails([*infos.values()], hold, recover=False))
             for topic in known:
                 ranges = (
                     ends_of(tails[TopicPartition(topic, number)])
