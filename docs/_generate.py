@@ -523,6 +523,13 @@ API = {
     ),
     "replicas": ("Directories and copies", ["embedlog.Replicas"]),
     "housekeeping": ("Housekeeping", ["embedlog.Housekeeping"]),
+    "snapshots": (
+        "Snapshots and backup",
+        [
+            *("embedlog.Snapshot", "embedlog.Snapshots", "embedlog.LogAt"),
+            *("embedlog.open_snapshot", "embedlog.OpenSnapshot", "embedlog.restore"),
+        ],
+    ),
     "mirrors": (
         "Mirrors",
         ["embedlog.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],

@@ -1,0 +1,107 @@
+"""How long does a snapshot take, and how much does a backup slow down those who write?"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SPAWN
+
+import embedlog
+from embedlog import batch
+
+WRITERS = 8
+WINDOW_SECONDS, WINDOWS = 1.0, 24
+"""Windows without and with a backup take turns: the machine is never quiet."""
+
+
+@pytest.mark.parametrize("partitions", [10, 1000])
+def bench_snapshot(benchmark: Any, note: Any, tmp_path: Path, partitions: int) -> None:
+    """Take a snapshot of partitions that are on the disk already, and delete it."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("t", partitions)
+        for number in range(partitions):
+            log.partition("t", number).append([batch.encode_lists([b"v"], None, 1)])
+        log.flush()
+
+        def take() -> None:
+            log.snapshot("s")
+            log.snapshots.delete("s")
+
+        note(partitions=partitions)
+        benchmark.pedantic(take, rounds=10, warmup_rounds=1)
+
+
+def bench_backup_again(benchmark: Any, note: Any, tmp_path: Path) -> None:
+    """A backup of 1,000 segments of which the target has all."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        encoded = batch.encode_lists([b"v" * 100] * 10, None, 1)
+        log.create_topic("t", 1, {"segment.bytes": encoded.size, "retention.ms": -1})
+        log.partition("t", 0).append([encoded] * 1000)
+        log.backup(tmp_path / "backup")
+        note(segments=1000)
+        result = benchmark.pedantic(lambda: log.backup(tmp_path / "backup"), rounds=5)
+        assert result.copied_files == 0
+
+
+def write(path: str, number: int, count: Any, stop: Any) -> None:
+    """Append batches of 100 records of 100 bytes, and count them."""
+    keys = [b"k%09d" % key for key in range(100)]
+    with embedlog.open(path, maintenance=False) as log:
+        part = log.partition("t", number)
+        while not stop.is_set():
+            encoded = batch.encode_lists([b"v" * 100] * 100, keys, int(time.time() * 1000))
+            part.append([encoded])
+            count.value += 1
+
+
+def bench_backup_beside_writers(benchmark: Any, note: Any, tmp_path: Path) -> None:
+    """The appends of eight processes, in windows without and with a backup, in turns."""
+    path = tmp_path / "log"
+    with embedlog.open(path, maintenance=False) as log:
+        config = {"segment.bytes": 16 << 20, "retention.ms": -1}
+        log.create_topic("t", WRITERS, config)
+        counts = [SPAWN.Value("q", 0, lock=False) for _ in range(WRITERS)]
+        stop = SPAWN.Event()
+        writers = [
+            SPAWN.Process(target=write, args=(str(path), number, counts[number], stop))
+            for number in range(WRITERS)
+        ]
+        for writer in writers:
+            writer.start()
+        while not all(count.value for count in counts):
+            time.sleep(0.1)
+        time.sleep(3 * WINDOW_SECONDS)  # so that there is something to copy
+
+        def window(body: Any) -> float:
+            before, begin = sum(count.value for count in counts), time.perf_counter()
+            body(begin + WINDOW_SECONDS)
+            return (sum(count.value for count in counts) - before) / (time.perf_counter() - begin)
+
+        copied: list[int] = []
+
+        def back_up(until: float) -> None:
+            while time.perf_counter() < until:
+                shutil.rmtree(tmp_path / "backup", ignore_errors=True)
+                copied.append(log.backup(tmp_path / "backup").copied_bytes)
+
+        ratios = []
+
+        def measure() -> None:
+            for _ in range(WINDOWS):
+                alone = window(lambda until: time.sleep(max(until - time.perf_counter(), 0)))
+                ratios.append(window(back_up) / alone)
+
+        try:
+            benchmark.pedantic(measure, rounds=1)
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+        left = statistics.median(ratios)
+        note(left=round(left, 3), copied_mb=round(sum(copied) / 1e6), writers=WRITERS)
+        print(f"with a backup writers have {left:.3f} of their speed; {ratios}")
