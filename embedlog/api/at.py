@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from embedlog.catalog import INTERNAL
 from embedlog.errors import UnknownTopicOrPartitionError
@@ -22,7 +22,45 @@ if TYPE_CHECKING:
     from embedlog.consumer.consumer import Consumer
 
 
-class LogAt:
+class TopicsAt:
+    """Topics by name, which do not move."""
+
+    _topics: dict[str, Any]
+
+    def topics(self, *, internal: bool = False) -> list[str]:
+        """Return the names of the topics, as `Log.topics` does."""
+        return [name for name in self._topics if internal or not name.startswith(INTERNAL)]
+
+    def topic(self, name: str, *, raw: bool = False) -> TopicView:
+        """Return the records of a topic; see `Log.topic`."""
+        raise NotImplementedError
+
+    def _existing(self) -> Iterable[str]:
+        return self._topics
+
+    def __getitem__(self, name: str) -> TopicView:
+        """The same as `topic`."""
+        return self.topic(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.topics())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics
+
+    @overload
+    def sql(self, query: str, *, eager: Literal[True] = ...) -> polars.DataFrame: ...
+    @overload
+    def sql(self, query: str, *, eager: Literal[False]) -> polars.LazyFrame: ...
+    def sql(self, query: str, *, eager: bool = True) -> polars.DataFrame | polars.LazyFrame:
+        """Return the result of a query, whose tables are the topics; see `Log.sql`."""
+        from embedlog.api.sql import collect, sql
+
+        frame = sql({name: self.topic(name) for name in self._existing()}, query)
+        return collect(frame) if eager else frame
+
+
+class LogAt(TopicsAt):
     """The topics of a log as of a snapshot, or before a time; returned by `Log.at`.
 
     Args:
@@ -51,16 +89,6 @@ class LogAt:
             )
             for name, info in infos.items()
         }
-
-    def topics(self, *, internal: bool = False) -> list[str]:
-        """Return the names of the topics, as `Log.topics` does."""
-        return [name for name in self._topics if internal or not name.startswith(INTERNAL)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.topics())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._topics
 
     def topic(self, name: str, *, raw: bool = False) -> TopicView:
         """Return the records of a topic; see `Log.topic`.
@@ -92,25 +120,6 @@ class LogAt:
             assert isinstance(fixed, TypedTopicView)
             fixed._fixed = info.id, schema
         return fixed
-
-    def __getitem__(self, name: str) -> TopicView:
-        """The same as `topic`."""
-        return self.topic(name)
-
-    @overload
-    def sql(
-        self, query: str, *, eager: Literal[True] = ..., files: bool = ...
-    ) -> polars.DataFrame: ...
-    @overload
-    def sql(self, query: str, *, eager: Literal[False], files: bool = ...) -> polars.LazyFrame: ...
-    def sql(
-        self, query: str, *, eager: bool = True, files: bool = False
-    ) -> polars.DataFrame | polars.LazyFrame:
-        """Return the result of a query, whose tables are the topics; see `Log.sql`."""
-        from embedlog.api.sql import collect, sql
-
-        frame = sql({name: self.topic(name) for name in self._existing()}, query, files=files)
-        return collect(frame) if eager else frame
 
     def _existing(self) -> Iterator[str]:
         infos = self._log.root.topics()

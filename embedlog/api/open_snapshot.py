@@ -10,12 +10,13 @@ import os
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from embedlog.api.at import TopicsAt
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import TopicView
 from embedlog.api.typed_topic import TypedTopicView, no_bytes
-from embedlog.catalog import INTERNAL, TopicInfo
+from embedlog.catalog import TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import UnknownTopicOrPartitionError, UnsupportedFormatError
 from embedlog.files.remote import plain_files
@@ -28,12 +29,10 @@ from embedlog.splits.read_slice import LogRoots, batch_rows
 from embedlog.splits.slices import PartitionSlice, TopicVersions
 
 if TYPE_CHECKING:
-    import polars
-
     from embedlog.batch import tables
 
 
-class OpenSnapshot:
+class OpenSnapshot(TopicsAt):
     """The topics of a snapshot, read from its files alone; returned by `open_snapshot`.
 
     Views of its topics have frames, scans, SQL, datasets, splits and iteration.  Look-ups by key,
@@ -43,20 +42,10 @@ class OpenSnapshot:
     def __init__(self, root: str, document: manifest.Json) -> None:
         self.root = root
         """The directory, or the URL, of the log or of the backup."""
-        self._topics: dict[str, manifest.Json] = document["topics"]
+        self._topics = document["topics"]
         self.name: str = document["name"]
         self.created_ms: int = document["created_ms"]
         """Milliseconds since 1970."""
-
-    def topics(self, *, internal: bool = False) -> list[str]:
-        """Return the names of the topics, as `Log.topics` does."""
-        return [name for name in self._topics if internal or not name.startswith(INTERNAL)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.topics())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._topics
 
     def topic(self, name: str, *, raw: bool = False) -> TopicView:
         """Return the records of a topic; see `Log.topic`.
@@ -72,21 +61,6 @@ class OpenSnapshot:
         if raw:
             raise no_bytes(name)
         return TypedSnapshotFileView(self.root, name, fields)
-
-    def __getitem__(self, name: str) -> TopicView:
-        """The same as `topic`."""
-        return self.topic(name)
-
-    @overload
-    def sql(self, query: str, *, eager: Literal[True] = ...) -> polars.DataFrame: ...
-    @overload
-    def sql(self, query: str, *, eager: Literal[False]) -> polars.LazyFrame: ...
-    def sql(self, query: str, *, eager: bool = True) -> polars.DataFrame | polars.LazyFrame:
-        """Return the result of a query, whose tables are the topics; see `Log.sql`."""
-        from embedlog.api.sql import collect, sql
-
-        frame = sql({name: self.topic(name) for name in self._topics}, query)
-        return collect(frame) if eager else frame
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.name} in {self.root}: topics {', '.join(self.topics())}>"

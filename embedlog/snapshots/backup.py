@@ -9,34 +9,25 @@ whole, and then the manifest is written.  So a manifest names only files that ar
 that was killed leaves files that the next one finds.  A sealed segment is copied once.  Of the
 active one its first bytes are copied, each time; they never change, so the longer file serves the
 earlier manifests as well.
-
-The rows are as of the instant of the snapshot.  They are read in one transaction of `state`, in
-which the tails are read in one of `live`: no publication commits in between.  So at most the last
-version of an application is ahead of the records, when its publication was not visible yet, and
-the restored log takes that for lost, and publishes it again (`app_versions.is_lost`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
-from embedlog import keyspace, kv
-from embedlog.catalog import INTERNAL, TopicInfo
+from embedlog.catalog import INTERNAL
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, IllegalStateError, StorageError
 from embedlog.files import Files
 from embedlog.files.paths import MANIFESTS
 from embedlog.files.throttle import Throttle
-from embedlog.groups.offsets import CHECKPOINTS, COMMITTED
-from embedlog.keyspace import UNSAVED_OFFSETS, Table
-from embedlog.partition import producer_state
-from embedlog.root.root import NotRecoveredError, Root
+from embedlog.root.root import Root
 from embedlog.segment import CHUNK_BYTES
 from embedlog.snapshots import manifest, snapshot
+from embedlog.snapshots.export import StateExport
 from embedlog.snapshots.manifest import Json
-from embedlog.snapshots.snapshot import Tails
 
 Progress = Callable[[int, int], None]
 
@@ -44,18 +35,6 @@ _LOCK = "locks/backup"
 _NAME = f"{INTERNAL}backup"
 """The snapshot of the log that holds the records during the copy."""
 _HELD_MS = 7 * 24 * 60 * 60 * 1000
-_ATTEMPTS = 20
-"""How often partitions are recovered before the instant of a backup."""
-_LEFT_OUT = (
-    # What the manifest has of each topic.
-    *(keyspace.TOPICS, keyspace.SCHEMAS, keyspace.SEGMENTS, keyspace.SEGMENT_INDEXES),
-    *(keyspace.SEGMENT_STATISTICS, keyspace.PARTITIONS, keyspace.LEADER_EPOCHS),
-    # What is only about files and directories of this log, or not done yet.
-    *(keyspace.UNCOMMITTED_FILES, keyspace.JOURNAL, keyspace.LOG_LOCKED, keyspace.DELETED_TOPICS),
-    *(keyspace.DIRECTORIES, keyspace.ASSIGNMENTS, keyspace.METADATA_EPOCHS),
-    *(keyspace.METADATA_VERSION, keyspace.SNAPSHOTS),
-)
-_LETTERS = {table.letter for table in _LEFT_OUT}
 
 
 class BackupResult(NamedTuple):
@@ -69,44 +48,6 @@ class BackupResult(NamedTuple):
     copied_files: int
     """How many of them were copied now."""
     copied_bytes: int
-
-
-class StateExport:
-    """The rows of `state` that a backup has, as of the instant of its snapshot."""
-
-    def __init__(self, root: Root, topics: Sequence[TopicInfo]) -> None:
-        self._root, self._topics = root, topics
-        self._keys = {info.name: info.key for info in topics}
-        self.rows: dict[bytes, bytes] = {}
-
-    def run(self, capture: Callable[[], Tails]) -> Tails:
-        """Read the rows, and the tails, in one transaction of `state`; see `snapshot.Export`."""
-
-        def step(txn: kv.Txn) -> Tails:
-            self.rows = {key: row for key, row in kv.rows(txn, b"") if key[:1] not in _LETTERS}
-            return capture()
-
-        for _ in range(_ATTEMPTS):
-            self._root.tails(self._topics)
-            with suppress(NotRecoveredError):
-                return self._root.context.state.write(step)
-        raise IllegalStateError("Partitions are truncated again and again", path=self._root.path)
-
-    def note(self, txn: kv.Txn, tails: Tails) -> None:
-        """Read the committed offsets and the producers in a transaction of `live`."""
-        for key in UNSAVED_OFFSETS.keys(txn):
-            self.rows.pop(CHECKPOINTS.key(*key), None)
-        for key, committed in COMMITTED.scan(txn):
-            self._put(CHECKPOINTS, key, committed)
-        for (topic, number), tail in tails.items():
-            if tail is not None:
-                partition = self._keys[topic](number)
-                producers = producer_state.active_since(txn, partition, 0)
-                self._put(producer_state.SNAPSHOTS, (partition,), producers)
-
-    def _put(self, table: Table[Any], key: tuple[Any, ...], value: Any) -> None:
-        packed = table.key(*key)
-        self.rows[packed] = table.dump(packed, value)
 
 
 @contextmanager

@@ -123,7 +123,6 @@ def make_log(
         for name in files.list(""):
             if name.startswith(MARK):
                 files.unlink(name)
-        files.sync_directory("")
     finally:
         files.close_all()
 

@@ -17,9 +17,9 @@ the next one to take the lock removes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from embedlog import kv
 from embedlog.catalog import INTERNAL, NAME, TopicInfo
@@ -33,15 +33,14 @@ from embedlog.hints import Hint
 from embedlog.keyspace import SNAPSHOTS
 from embedlog.partition import flush, leases
 from embedlog.partition.state import Context
-from embedlog.partition.tail import Tail, ends_of
+from embedlog.partition.tail import ends_of
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 from embedlog.snapshots import manifest
+from embedlog.snapshots.export import StateExport, Tails
 from embedlog.snapshots.manifest import Json, SnapshotTopic
 
 _LOCK = "locks/snapshots"
-
-Tails = Mapping[TopicPartition, Tail | None]
 
 
 class Snapshot(NamedTuple):
@@ -53,11 +52,6 @@ class Snapshot(NamedTuple):
     expires_ms: int | None
     """When it is deleted; None is never."""
     topics: Mapping[str, SnapshotTopic]
-
-    @property
-    def starts(self) -> dict[TopicPartition, int]:
-        """The first offset of each partition."""
-        return {partition: start for partition, (start, _) in self.offsets().items()}
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
@@ -141,19 +135,6 @@ def _locked(context: Context) -> Iterator[None]:
         yield
 
 
-class Export(Protocol):
-    """Reads rows of the databases as of the instant of a snapshot."""
-
-    def run(self, capture: Callable[[], Tails]) -> Tails:
-        """Read rows of `state`, and call ``capture`` in the same transaction.
-
-        ``capture`` raises `NotRecoveredError` if partitions must be recovered first.
-        """
-
-    def note(self, txn: kv.Txn, tails: Tails) -> None:
-        """Read rows in the transaction of `live` that ``capture`` runs."""
-
-
 def take(
     root: Root,
     name: str,
@@ -161,7 +142,7 @@ def take(
     keep_ms: int | None,
     *,
     replace: bool = False,
-    export: Export | None = None,
+    export: StateExport | None = None,
 ) -> tuple[Snapshot, Json]:
     """Take a snapshot; return it, and its manifest.
 
@@ -171,7 +152,7 @@ def take(
         topics: The topics.
         keep_ms: After how long it expires; None is never.
         replace: Replace one of the same name.
-        export: Reads more as of the same instant.
+        export: Reads the rows of `state` as of the same instant.
 
     Raises:
         SnapshotAlreadyExistsError: There is one of this name.
