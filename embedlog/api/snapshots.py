@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from embedlog.api.housekeeping import Progress, now_ms
-from embedlog.api.opening import open_root
+from embedlog.api.log import open as open_log
 from embedlog.catalog import INTERNAL
 from embedlog.display import html_table, moment, plural, text_table
 from embedlog.errors import InvalidConfigError
@@ -25,7 +25,6 @@ from embedlog.times import When, parse_duration, time_argument
 if TYPE_CHECKING:
     from embedlog.snapshots.backup import BackupResult
 
-_LOCK_SECONDS = 10.0
 _HEADS = ("snapshot", "created", "expires", "topics", "offsets")
 
 
@@ -166,7 +165,9 @@ def restore(
     source = _files_of(target)
     try:
         document = engine.find(source, at_ms)
-        engine.restore(source, document, partial(_new_files, directory), _opens(directory))
+        engine.restore(
+            source, document, partial(_new_files, directory), partial(_rebuild_index, directory)
+        )
     finally:
         source.close_all()
     return str(document["name"])
@@ -177,7 +178,7 @@ def clone(root: Root, path: str | os.PathLike[str]) -> None:
     from embedlog.snapshots import restore as engine
 
     directory = directory_of(path)
-    engine.clone(root, partial(_new_files, directory), _opens(directory, clock=root.clock))
+    engine.clone(root, partial(_new_files, directory), partial(_rebuild_index, directory))
 
 
 def _files_of(target: str | os.PathLike[str], *, writable: bool = False) -> Files:
@@ -196,17 +197,6 @@ def _new_files(directory: str) -> Files:
     return Files(directory)
 
 
-def _opens(directory: str, clock: Callable[[], int] = now_ms) -> Callable[[], Root]:
-    return partial(
-        open_root,
-        directory,
-        mode="rw",
-        durability="os",
-        visibility="append",
-        clock=clock,
-        lock_timeout=_LOCK_SECONDS,
-        auto_create=False,
-        unsafe_filesystem=False,
-        files=Files,
-        must_exist=True,
-    )
+def _rebuild_index(directory: str) -> None:
+    with open_log(directory, maintenance=False, must_exist=True) as log:
+        log.housekeeping.rebuild_index()

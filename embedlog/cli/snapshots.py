@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import embedlog
 from embedlog.cli import argument_types as types
@@ -11,6 +12,8 @@ from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import note, say_result
 from embedlog.display import plural
 from embedlog.progress import ProgressBar, format_bytes
+
+_NICE = 10
 
 
 def take_options(command: CommandParser) -> None:
@@ -68,7 +71,8 @@ def backup_options(command: CommandParser) -> None:
 
 
 def backup(args: argparse.Namespace) -> int:
-    """Write a backup."""
+    """Write a backup, with a low priority: other programs come first."""
+    os.nice(_NICE)
     with to_write(args) as log, ProgressBar("backup") as bar:
         result = log.backup(
             args.target, verify=args.verify, max_bytes_per_second=args.max_rate, progress=bar

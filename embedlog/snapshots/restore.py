@@ -24,7 +24,6 @@ from embedlog.files import Files
 from embedlog.files.paths import FORMAT_FILE
 from embedlog.partition import leader_epochs
 from embedlog.root.root import Root, write_format
-from embedlog.root.verify import rebuild_index
 from embedlog.segment import path_of as segment_path
 from embedlog.snapshots import backup, manifest
 from embedlog.snapshots.manifest import Json
@@ -33,7 +32,8 @@ MARK = "restoring"
 """Its name makes the directory one that holds other files, so no log is created there."""
 _TIMEOUT = 10.0
 
-Opens = Callable[[], Root]
+Finish = Callable[[], None]
+"""Opens the directory, once it is a log, and builds the indexes of its segments."""
 MakeFile = Callable[[Files, str, Json], None]
 """Makes the file of a segment of a manifest in a new log, at a path."""
 
@@ -54,17 +54,17 @@ def find(source: Files, at_ms: int | None) -> Json:
     )
 
 
-def restore(source: Files, document: Json, target: Callable[[], Files], open_root: Opens) -> None:
+def restore(source: Files, document: Json, target: Callable[[], Files], finish: Finish) -> None:
     """Make a log of a backup; see `embedlog.restore`."""
 
     def copy(files: Files, new_path: str, segment: Json) -> None:
         size, checksum = document["files"][segment["path"]]
         backup.copy_file(source, files, segment["path"], new_path, size, expected=checksum)
 
-    make_log(document, target, copy, open_root)
+    make_log(document, target, copy, finish)
 
 
-def clone(root: Root, target: Callable[[], Files], open_root: Opens) -> None:
+def clone(root: Root, target: Callable[[], Files], finish: Finish) -> None:
     """Make a log of another one, whose sealed segments it shares; see `Log.clone`."""
     source = root.context.files
 
@@ -82,11 +82,11 @@ def clone(root: Root, target: Callable[[], Files], open_root: Opens) -> None:
                 backup.copy_file(source, files, segment["path"], new_path, size)
 
     with backup.held(root) as document:
-        make_log(document, target, share, open_root)
+        make_log(document, target, share, finish)
 
 
 def make_log(
-    document: Json, target: Callable[[], Files], make_file: MakeFile, open_root: Opens
+    document: Json, target: Callable[[], Files], make_file: MakeFile, finish: Finish
 ) -> None:
     """Make a log in a new directory, or continue to.
 
@@ -94,7 +94,7 @@ def make_log(
         document: The manifest.
         target: Returns the files of the directory, which exists.
         make_file: Makes the files of segments.
-        open_root: Opens the directory once it is a log.
+        finish: Finish the directory once it is a log.
 
     Raises:
         NotALogError: The directory holds other files.
@@ -115,11 +115,7 @@ def make_log(
             files.sync_directory("")
             _make_state(files, document)
             write_format(files)
-        root = open_root()
-        try:
-            rebuild_index(root)
-        finally:
-            root.close()
+        finish()
         for name in files.list(""):
             if name.startswith(MARK):
                 files.unlink(name)

@@ -6,7 +6,6 @@ import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.root.root import Root
-from embedlog.root.verify import verify_root
+from embedlog.root.verify import rebuild_index, verify_root
 from embedlog.snapshots import backup, manifest, restore, snapshot
 
 SIZE = encoded(b"v0").size
@@ -54,9 +53,10 @@ class Work:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def opens(self) -> Root:
-        """Open the restored log."""
-        return open_root(self.directory / "new", clock=now_ms)
+    def finish(self) -> None:
+        """Build the indexes of the new log."""
+        with opened(self.directory / "new") as root:
+            rebuild_index(root)
 
     def files(self, order: Order) -> FaultyFiles:
         Files.create_root(self.directory / "new")
@@ -116,7 +116,7 @@ class Backup(Work):
                 Files.create_root(path)
                 return Files(path)
 
-            restore.restore(source, document, target, partial(open_root, path))
+            restore.restore(source, document, target, lambda: None)
             root = open_root(path)
             yield document, root
             root.close()
@@ -147,7 +147,7 @@ class Restore(Work):
     def run(self, order: Order) -> None:
         source = Files(self.directory / "target")
         document = restore.find(source, None)
-        restore.restore(source, document, lambda: self.files(order), self.opens)
+        restore.restore(source, document, lambda: self.files(order), self.finish)
 
     def check_between(self) -> None:
         if not (self.directory / "new/embedlog.toml").exists() and any(
@@ -165,7 +165,7 @@ class Clone(Restore):
 
     def run(self, order: Order) -> None:
         with opened(self.directory / "log") as root:
-            restore.clone(root, lambda: self.files(order), self.opens)
+            restore.clone(root, lambda: self.files(order), self.finish)
 
 
 def counted(kind: type[Work], directory: Path, only: Any = None) -> int:
