@@ -232,8 +232,12 @@ def test_a_wrong_target_or_directory_is_refused(log, tmp_path, clock):
             with pytest.raises(error):
                 make(tmp_path / directory)
             assert sorted((tmp_path / directory).rglob("*")) == before
-    with pytest.raises(UnknownSnapshotError):
-        embedlog.restore(tmp_path / "files", tmp_path / "new")
+    with pytest.raises(IllegalStateError, match="is a log"):
+        log.backup(log.path)
+    log.snapshot("backup-1")
+    for source in ("files", "log"):
+        with pytest.raises(UnknownSnapshotError):
+            embedlog.restore(tmp_path / source, tmp_path / "new")
     with pytest.raises(StorageError):
         embedlog.restore(tmp_path / "missing", tmp_path / "new")
     files = log.root.context.files

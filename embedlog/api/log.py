@@ -530,7 +530,7 @@ class Log:
             progress: Called with the bytes done, and all bytes.
 
         Raises:
-            IllegalStateError: The target has backups of another log.
+            IllegalStateError: The target is a log, or has backups of another one.
             StorageError: A file could not be read or written; nothing else was changed.
             LockTimeoutError: Another process makes a backup.
         """

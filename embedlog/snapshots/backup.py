@@ -21,7 +21,7 @@ from embedlog.catalog import INTERNAL
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, IllegalStateError, StorageError
 from embedlog.files import Files
-from embedlog.files.paths import MANIFESTS
+from embedlog.files.paths import FORMAT_FILE, MANIFESTS
 from embedlog.files.throttle import Throttle
 from embedlog.root.root import Root
 from embedlog.segment import CHUNK_BYTES
@@ -95,6 +95,10 @@ def back_up(
 
 def _last(root: Root, target: Files) -> Json:
     """Return the manifest of the last backup; one without files if this is the first."""
+    if target.exists(FORMAT_FILE):
+        raise IllegalStateError(
+            "The target is a log", path=target.path(""), todo="Name another directory."
+        )
     names = backups(target)
     if not names:
         return {"created_ms": -1, "files": {}}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import SegmentInfo, TopicInfo
+from embedlog.checksum import crc32c
 from embedlog.errors import (
     CorruptionError,
     UnknownTopicOrPartitionError,
@@ -56,7 +57,12 @@ def write(files: Files, name: str, document: Json) -> None:
     if not files.exists(MANIFESTS):
         files.make_directory(MANIFESTS)
         files.sync_directory("")
-    files.write_file(path_of(name), json.dumps(document, indent=1).encode())
+    sealed = {**document, "crc": _crc(document)}
+    files.write_file(path_of(name), json.dumps(sealed, indent=1).encode())
+
+
+def _crc(document: Json) -> int:
+    return crc32c(json.dumps(document, indent=1).encode())
 
 
 def remove(files: Files, name: str) -> None:
@@ -143,7 +149,7 @@ def read(files: Files, path: str) -> Json:
 
     Raises:
         StorageError: It cannot be read.
-        CorruptionError: It is none.
+        CorruptionError: It is none, or damaged.
         UnsupportedFormatError: A newer version of embedlog wrote it.
     """
     data = files.read_file(path)
@@ -163,6 +169,8 @@ def read(files: Files, path: str) -> Json:
             path=files.path(path),
             todo="Use the version of embedlog that wrote it.",
         )
+    if document.pop("crc", None) != _crc(document):
+        raise CorruptionError("The manifest is not as it was written", path=files.path(path))
     return document
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from embedlog import catalog, keyspace, kv
-from embedlog.catalog import PARTITIONS, PartitionInfo, SegmentInfo, TopicInfo
+from embedlog.catalog import PARTITIONS, PartitionInfo, SegmentInfo, TopicInfo, check_topic_name
 from embedlog.config import TopicConfig
 from embedlog.errors import IllegalStateError, NotALogError, UnknownSnapshotError
 from embedlog.files import Files
@@ -45,8 +45,10 @@ def find(source: Files, at_ms: int | None) -> Json:
         UnknownSnapshotError: There is none.
     """
     for name in reversed(backup.backups(source)):
-        if at_ms is None or int(name.removeprefix("backup-")) <= at_ms:
-            return manifest.read(source, manifest.path_of(name))
+        document = manifest.read(source, manifest.path_of(name))
+        # A snapshot of a log may have such a name.
+        if "files" in document and (at_ms is None or document["created_ms"] <= at_ms):
+            return document
     raise UnknownSnapshotError(
         "There is no backup" if at_ms is None else "There is no backup of that time or earlier",
         path=source.path(""),
@@ -107,7 +109,7 @@ def make_log(
             for directory in ("topics", "locks"):
                 files.make_directory(directory)
             for name, topic in document["topics"].items():
-                directory = f"topics/{name}-{topic['id']}"
+                directory = f"topics/{check_topic_name(name)}-{topic['id']}"
                 for number, partition in enumerate(topic["partitions"]):
                     for segment in partition["segments"]:
                         file_name = manifest.segment_of(segment).file_name
