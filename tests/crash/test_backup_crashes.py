@@ -173,6 +173,7 @@ def counted(kind: type[Work], directory: Path, only: Any = None) -> int:
 
     def run() -> int:
         work = kind(directory / "count")
+        shutil.rmtree(work.directory, ignore_errors=True)
         work.directory.mkdir()
         work.prepare()
         work.run(lambda files: None)
@@ -187,6 +188,7 @@ def counted(kind: type[Work], directory: Path, only: Any = None) -> int:
 def check_kill(case: tuple[int, str], *, kind: type[Work], directory: Path) -> bool:
     """Kill at an operation, look, and repeat."""
     work = kind(directory / f"{case[0]}-{case[1]}")
+    shutil.rmtree(work.directory, ignore_errors=True)  # of a planted bug that was found
     work.directory.mkdir()
     forks.call(work.prepare)
     killed = forks.was_killed(lambda: work.run(lambda files: files.kill_at(*case)))
