@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,9 +18,9 @@ import embedlog
 from embedlog import batch
 
 WRITERS = 8
-OLD_MB = 256
+OLD_MB = 128
 """What there is to copy, besides what the writers append."""
-WINDOW_SECONDS, WINDOWS = 2.0, 15
+WINDOW_SECONDS, WINDOWS = 3.0, 12
 """Windows without and with a backup take turns: the machine is never quiet."""
 
 
@@ -81,26 +81,31 @@ def bench_backup_beside_writers(benchmark: Any, note: Any, tmp_path: Path) -> No
         while not all(count.value for count in counts):
             time.sleep(0.1)
 
-        def window(body: Any) -> float:
+        def window() -> float:
             before, begin = sum(count.value for count in counts), time.perf_counter()
-            body(begin + WINDOW_SECONDS)
+            time.sleep(WINDOW_SECONDS)
             return (sum(count.value for count in counts) - before) / (time.perf_counter() - begin)
 
-        copied: list[int] = []
+        def window_of_backups() -> float:
+            """As `window`, beside backups, of which the last one is killed."""
+            loop = (
+                f'while :; do rm -rf "$0"; {sys.executable} -m embedlog -r "$1" backup "$0"; done'
+            )
+            command = ["sh", "-c", loop, str(tmp_path / "backup"), str(path)]
+            process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+            try:
+                return window()
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                done.append(len((process.communicate()[0] or b"").splitlines()))
 
-        def back_up(until: float) -> None:
-            while time.perf_counter() < until:
-                shutil.rmtree(tmp_path / "backup", ignore_errors=True)
-                command = f"-m embedlog --json --root {path} backup {tmp_path / 'backup'}"
-                output = subprocess.check_output([sys.executable, *command.split()])
-                copied.append(json.loads(output)["copied_bytes"])
-
-        ratios = []
+        ratios: list[float] = []
+        done: list[int] = []
 
         def measure() -> None:
             for _ in range(WINDOWS):
-                alone = window(lambda until: time.sleep(max(until - time.perf_counter(), 0)))
-                ratios.append(window(back_up) / alone)
+                alone = window()
+                ratios.append(window_of_backups() / alone)
 
         try:
             benchmark.pedantic(measure, rounds=1)
@@ -109,5 +114,7 @@ def bench_backup_beside_writers(benchmark: Any, note: Any, tmp_path: Path) -> No
             for writer in writers:
                 writer.join()
         left = statistics.median(ratios)
-        note(left=round(left, 3), copied_mb=round(sum(copied) / 1e6), writers=WRITERS)
-        print(f"with a backup writers have {left:.3f} of their speed; {ratios}")
+        note(left=round(left, 3), backups=sum(done), writers=WRITERS)
+        print(
+            f"with a backup writers have {left:.3f} of their speed; {sum(done)} backups; {ratios}"
+        )
