@@ -273,6 +273,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "InvalidSchemaError": "Correct the schema, or the column that the error names.",
         "IncompatibleSchemaError": "Change the schema as its `reasons` require, such as by a "
         "default, or set another compatibility level.",
+        "UnknownSnapshotError": "Take another one; `log.snapshots` lists what there is.",
+        "SnapshotAlreadyExistsError": "Delete it with `log.snapshots.delete(name)`, or take another name.",
         "UnknownSchemaError": "Register the schema; `log.schema_registry.subjects()` lists what there is.",
         "InvalidQueryError": "Correct the query, or the filter, as the error says.",
         "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
@@ -525,6 +527,13 @@ API = {
     ),
     "replicas": ("Directories and copies", ["embedlog.Replicas"]),
     "housekeeping": ("Housekeeping", ["embedlog.Housekeeping"]),
+    "snapshots": (
+        "Snapshots and backup",
+        [
+            *("embedlog.Snapshot", "embedlog.Snapshots", "embedlog.LogAt"),
+            *("embedlog.open_snapshot", "embedlog.OpenSnapshot", "embedlog.restore"),
+        ],
+    ),
     "mirrors": (
         "Mirrors",
         ["embedlog.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],

@@ -30,12 +30,15 @@ if not sys.platform.startswith("linux"):
 if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.api import Log, open  # noqa: A004 - like `shelve.open`
+    from embedlog.api.at import LogAt
     from embedlog.api.consumer_group import ConsumerGroup, Groups
     from embedlog.api.failover import Mirrors
     from embedlog.api.housekeeping import Housekeeping
+    from embedlog.api.open_snapshot import OpenSnapshot, open_snapshot
     from embedlog.api.replicas import Replicas
     from embedlog.api.run_group import GroupRun, run_group
     from embedlog.api.run_mirror import MirrorRun, mirror
+    from embedlog.api.snapshots import Snapshots, restore
     from embedlog.api.topic import Topic
     from embedlog.config import TopicConfig
     from embedlog.consumer.consumer import Consumer
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     )
     from embedlog.registry.avro_serializers import AvroDeserializer, AvroSerializer
     from embedlog.registry.schema_registry import RegisteredSchema, SchemaRegistry
+    from embedlog.snapshots.snapshot import Snapshot
     from embedlog.splits.split import Split
 
 _NAMES = {
@@ -60,6 +64,10 @@ _NAMES = {
     "api.consumer_group": "ConsumerGroup Groups",
     "api.failover": "Mirrors",
     "api.housekeeping": "Housekeeping",
+    "api.at": "LogAt",
+    "api.open_snapshot": "OpenSnapshot open_snapshot",
+    "api.snapshots": "Snapshots restore",
+    "snapshots.snapshot": "Snapshot",
     "api.replicas": "Replicas",
     "producer": "Producer",
     "consumer.consumer": "Consumer",
@@ -83,16 +91,20 @@ __all__ = [
     "Groups",
     "Housekeeping",
     "Log",
+    "LogAt",
     "MirrorRun",
     "Mirrors",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "OpenSnapshot",
     "Producer",
     "Record",
     "RecordMetadata",
     "RegisteredSchema",
     "Replicas",
     "SchemaRegistry",
+    "Snapshot",
+    "Snapshots",
     "Split",
     "Topic",
     "TopicConfig",
@@ -100,6 +112,8 @@ __all__ = [
     "errors",
     "mirror",
     "open",
+    "open_snapshot",
+    "restore",
     "run_group",
 ]
 

@@ -174,6 +174,20 @@ class UnknownSchemaError(EmbedlogError, LookupError):
     subject: str | None = None
 
 
+class UnknownSnapshotError(EmbedlogError, LookupError):
+    """There is no such snapshot, or it was deleted, or has expired.
+
+    A retry does not help: take another one.
+    """
+
+
+class SnapshotAlreadyExistsError(EmbedlogError):
+    """There is a snapshot of this name.
+
+    Nothing was changed.  A retry does not help: delete that one, or take another name.
+    """
+
+
 class InvalidQueryError(EmbedlogError, ValueError):
     """A query in SQL, or a filter, is not valid.
 

@@ -591,6 +591,15 @@ MIRROR_POSITIONS = Table[Any](
     optional=True,
 )
 
+SNAPSHOTS = Table[Any](
+    "8",
+    "snapshot: text",
+    "fields: JSON",
+    "A snapshot: `created_ms`, `expires_ms`, whether it is `complete`, and, by `topics`, their "
+    "`id`, `schema_version`, and the first offset and the end of each partition, in `ranges`",
+    optional=True,
+)
+
 # live
 
 TAILS = Table[Any](
@@ -625,7 +634,8 @@ LEASES = Table[Any](
     "l",
     "partition: partition key, lease: text",
     "offset: u64, until_ms: u64",
-    "Nothing from this offset on is deleted or rewritten before a time since boot",
+    "Nothing from this offset on is deleted or rewritten before a time since boot; 2^63 - 1 is "
+    "until the snapshot is deleted",
 )
 GROUPS = Table[Any](
     "g",

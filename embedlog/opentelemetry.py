@@ -40,7 +40,7 @@ _NAME = "embedlog"
 _SNAPSHOT_SECONDS = 1.0
 """The instruments of one collection are asked one by one; they share a snapshot."""
 _log = logging.getLogger("embedlog.opentelemetry")
-_snapshots: weakref.WeakKeyDictionary[MeterProvider, Snapshot] = weakref.WeakKeyDictionary()
+_snapshots: weakref.WeakKeyDictionary[MeterProvider, MetricsSnapshot] = weakref.WeakKeyDictionary()
 _lock = new_lock()
 
 
@@ -61,12 +61,12 @@ def instrument(log: Log, meter_provider: MeterProvider | None = None) -> None:
     with _lock:
         snapshot = _snapshots.get(provider)
         if snapshot is None:
-            snapshot = _snapshots[provider] = Snapshot()
+            snapshot = _snapshots[provider] = MetricsSnapshot()
             _create_instruments(provider.get_meter(_NAME, __version__), snapshot)
         snapshot.logs.add(log)
 
 
-class Snapshot:
+class MetricsSnapshot:
     """The metrics of all logs of one meter provider, taken at most once a second."""
 
     def __init__(self) -> None:
@@ -98,14 +98,14 @@ class Snapshot:
         self._taken_at = monotonic()
 
 
-def _create_instruments(meter: Meter, snapshot: Snapshot) -> None:
+def _create_instruments(meter: Meter, snapshot: MetricsSnapshot) -> None:
     for group in GROUPS:
         for metric in group.metrics:
             _create_instrument(meter, group, metric, snapshot)
 
 
 def _create_instrument(
-    meter: Meter, group: MetricGroup, metric: Metric, snapshot: Snapshot
+    meter: Meter, group: MetricGroup, metric: Metric, snapshot: MetricsSnapshot
 ) -> None:
     name, callback = metric.exported(group), partial(snapshot.observe, group.key, metric.name)
     if metric.kind == "counter":

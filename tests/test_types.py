@@ -234,10 +234,10 @@ def test_every_setting_has_a_type():
 
 DIR = {
     "log": """
-        alter_topic audit close consumer convert create_partitions create_topic delete_records
-        delete_topic describe_topic durability flush groups housekeeping metrics mirrors partition
-        path producer prometheus replicas report schema_registry sql topic topics
-        transaction
+        alter_topic at audit backup clone close consumer convert create_partitions create_topic
+        delete_records delete_topic describe_topic durability flush groups housekeeping metrics
+        mirrors partition path producer prometheus replicas report schema_registry snapshot
+        snapshots sql topic topics transaction
     """,
     "housekeeping": """
         background compact hold leases rebuild_index repair retention_bytes run share verify
@@ -249,16 +249,16 @@ DIR = {
     "mirrors": "count failover index",
     "groups": "get items keys values",
     "topic": """
-        at batches between config dataset describe_retention explain_compaction files get get_many
-        head keys records_of
+        at batches before between config dataset describe_retention explain_compaction files get
+        get_many head keys records_of
         in_ranges items name new optimize partition partitions plot ranges raw sample scan schema
         since splits
         size_bytes tail to_arrow to_pandas to_polars
     """,
     "mirror": "errors running status stop wait",
     "view": """
-        at batches between dataset files get get_many in_ranges items keys name plot ranges raw
-        records_of sample scan schema since splits
+        at batches before between dataset files get get_many in_ranges items keys name plot ranges
+        raw records_of sample scan schema since splits
         to_arrow to_pandas to_polars
     """,
     "group": """
@@ -273,8 +273,8 @@ DIR = {
         assign assignment beginning_offsets close commit commit_async committed
         create_message_streams current_lag end_offsets group_metadata highwater iter_batches
         iter_records metrics offsets_for_times partitions_for_topic pause paused poll poll_batches
-        position resume seek seek_to_beginning seek_to_end subscribe subscription topics unsubscribe
-        wakeup
+        position resume seek seek_to_beginning seek_to_end stop_at subscribe subscription topics
+        unsubscribe wakeup
     """,
     "run": "close pids running stop wait",
     "schemas": """

@@ -302,11 +302,11 @@ class Housekeeping:
         *,
         seconds: float = 60.0,
     ) -> Lease:
-        """Keep records from being deleted for some time, for a long query or as a snapshot.
+        """Keep records from being deleted for some time, such as for a long query.
 
         Returns a `Lease`: `renew` it in time, `release` it, or use it in a ``with`` block.
-        It ends with a reboot.  ``retention.bytes.hard`` limits what leases keep, and
-        `delete_records` ignores them.
+        It ends with a reboot; a snapshot (`Log.snapshot`) does not.  ``retention.bytes.hard``
+        limits what leases keep, and `delete_records` ignores them.
 
         Args:
             name: The name of the lease; an existing one of that name is replaced.

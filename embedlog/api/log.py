@@ -62,9 +62,11 @@ if TYPE_CHECKING:
 
     import polars
 
+    from embedlog.api.at import LogAt
     from embedlog.api.consumer_group import Groups
     from embedlog.api.failover import Mirrors
     from embedlog.api.replicas import Replicas
+    from embedlog.api.snapshots import Snapshots
     from embedlog.api.topic import Topic
     from embedlog.audit.comparison import AuditResult
     from embedlog.config.options import (
@@ -81,6 +83,8 @@ if TYPE_CHECKING:
     from embedlog.root.verify import Finding
     from embedlog.schemas.infer import SchemaLike
     from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.snapshots.backup import BackupResult
+    from embedlog.snapshots.snapshot import Snapshot
     from embedlog.times import When
 
 Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
@@ -233,6 +237,13 @@ class Log:
     def housekeeping(self) -> Housekeeping:
         """The background jobs, compaction and leases, and the check and repair of the files."""
         return self._housekeeping
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots by name: list and delete them; `snapshot` takes one."""
+        from embedlog.api.snapshots import Snapshots
+
+        return Snapshots(self.root)
 
     # Topics
 
@@ -467,6 +478,105 @@ class Log:
                     hint = f"call log.topic({name!r})" if name in root.topics() else hint
             raise no_attribute(self, name, hint)
 
+    # Topics as they were
+
+    def snapshot(
+        self,
+        name: str,
+        topics: str | Iterable[str] | None = None,
+        *,
+        expires: timedelta | str | None = "7d",
+    ) -> Snapshot:
+        """Take a snapshot: the ends of all partitions as of one instant, and keep their records.
+
+        Neither retention nor compaction removes a record of it until it expires or is deleted,
+        also after a reboot; ``retention.bytes.hard`` and `delete_records` ignore it.  Its records
+        are flushed, and described in the file ``snapshots/NAME.json``, which
+        `embedlog.open_snapshot` reads from any host.
+
+        Args:
+            name: At most 200 letters, digits, '.', '_' and '-'.
+            topics: The topics; by default all but internal ones.
+            expires: How long to keep it, such as ``"12h"``; None until it is deleted.
+
+        Returns:
+            The snapshot, whose records `at` shows.
+
+        Raises:
+            SnapshotAlreadyExistsError: There is one of this name.
+            UnknownTopicOrPartitionError: There is no such topic.
+            InvalidConfigError: The name, or the time, is not valid.
+            DurabilityError, StorageError: A flush or a write failed; no snapshot was taken.
+        """
+        from embedlog.api.snapshots import take
+
+        return take(self.root, name, topics, expires)
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        verify: bool = False,
+        max_bytes_per_second: float | None = None,
+        progress: Progress | None = None,
+    ) -> BackupResult:
+        """Write a backup of all topics, groups, producers and schemas as of one instant.
+
+        `embedlog.restore` makes a log of it.  Writers and readers continue.  If the target has
+        backups of this log, only what is new is copied: sealed segments once.  If it is killed,
+        repeat it: it continues.
+
+        Args:
+            target: A directory, or a URL for fsspec, such as ``s3://bucket/backup``, for which
+                the extra ``embedlog[fsspec]`` must be installed.
+            verify: Also read all files that the target has already, and copy those again whose
+                checksums differ.
+            max_bytes_per_second: How fast to copy at most.
+            progress: Called with the bytes done, and all bytes.
+
+        Raises:
+            IllegalStateError: The target is a log, or has backups of another one.
+            StorageError: A file could not be read or written; nothing else was changed.
+            LockTimeoutError: Another process makes a backup.
+        """
+        from embedlog.api.snapshots import back_up
+
+        return back_up(self.root, target, verify, max_bytes_per_second, progress)
+
+    def clone(self, path: str | os.PathLike[str]) -> None:
+        """Make another log of this one as of now; it shares the bytes of the sealed segments.
+
+        By hard links, or by blocks that are copied when they change, where the file system can;
+        otherwise they are copied.  Both logs go on by themselves.  If it is killed, repeat it.
+
+        Args:
+            path: A new or empty directory.
+
+        Raises:
+            NotALogError, IllegalStateError: The directory holds files, or a log.
+            StorageError: A file could not be made.
+        """
+        from embedlog.api.snapshots import clone
+
+        clone(self.root, path)
+
+    def at(self, when: Snapshot | When) -> LogAt:
+        """Return the topics as they were: of a snapshot, or before a time.
+
+        They do not move: however often they are read, they have the same records.  Those of a
+        snapshot are kept; of those before a time, retention and compaction may remove some.
+
+        Args:
+            when: A snapshot, or a time, as in `TopicView.between`: in each partition, the records
+                before the first one at or after it, of those that there are now.
+
+        Raises:
+            ValueError, TypeError: It is no time.
+        """
+        from embedlog.api.at import LogAt
+
+        return LogAt(self, when)
+
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, which producers and consumers use."""
         self._housekeeping._start()
@@ -508,12 +618,15 @@ class Log:
         """
         from embedlog.api.sql import collect, sql
 
+        frame = sql(self._views(), query, files=files)
+        return collect(frame) if eager else frame
+
+    def _views(self) -> dict[str, Topic]:
         views = {}
         for name in self.topics(internal=True):
             with suppress(UnknownTopicOrPartitionError):  # It was deleted meanwhile.
                 views[name] = self.topic(name)
-        frame = sql(views, query, files=files)
-        return collect(frame) if eager else frame
+        return views
 
     # Converting
 

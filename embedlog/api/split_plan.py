@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from embedlog.api.frames import decoded_items
 from embedlog.errors import UnsupportedFormatError
 from embedlog.lazy import pa
-from embedlog.partition import PartitionLog
 from embedlog.record import TopicPartition
 from embedlog.schemas.row_filter import row_filter
 from embedlog.splits.locate import locate, split, split_counts, topic_versions
-from embedlog.splits.slices import PartitionOffsets, PartitionSlice
+from embedlog.splits.slices import PartitionOffsets, PartitionSlice, TopicVersions
 from embedlog.splits.split import Split
 
 if TYPE_CHECKING:
@@ -36,19 +35,19 @@ def plan_splits(
     # Offset and partition say where a record is that cannot be decoded.
     read = [*names, *(condition.columns if condition else ()), "offset", "partition"]
     stored = view.schema(list(dict.fromkeys(read)))
-    slices, logs = _slices(view._pruned(condition), n)
-    typed = view._root.context.catalog.schema(view._root.topic(view.name))
-    versions = topic_versions(logs, slices, {} if typed is None else {view.name: typed})
+    slices, versions, root = view._pruned(condition)._slices(n)
     schema = pa.schema([known.field(name) for name in names])
-    root = view._root.context.files.path("")
-    how = versions.get(view.name), stored, decode, condition
+    how = versions, stored, decode, condition
     return [Split(view.name, schema, root, tuple(each), *how) for each in _grouped(slices, n)]
 
 
-def _slices(
+def slices_of(
     view: TopicView[Any, Any], n: int
-) -> tuple[list[PartitionSlice], dict[TopicPartition, PartitionLog]]:
-    """Return about ``n`` slices of a view or, of one with many ranges, more."""
+) -> tuple[list[PartitionSlice], TopicVersions | None, str]:
+    """Return about ``n`` slices of a view or, of one with many ranges, more.
+
+    And the schemas of a typed topic, and where the files are.
+    """
     ranges = [
         PartitionOffsets(TopicPartition(view.name, part.partition), part.start, part.stop)
         for part in view.ranges()
@@ -59,7 +58,10 @@ def _slices(
         part.log.reader(part.from_offset)  # Raises if records were deleted before this.
     counts = split_counts([part.size for part in located], n)
     parts = zip(located, counts, strict=True)
-    return [each for part, count in parts for each in split(part, count, None)], logs
+    slices = [each for part, count in parts for each in split(part, count, None)]
+    typed = view._typed_schema()
+    versions = topic_versions(logs, slices, {} if typed is None else {view.name: typed})
+    return slices, versions.get(view.name), view._root.context.files.path("")
 
 
 def _grouped(slices: Sequence[PartitionSlice], n: int) -> list[list[PartitionSlice]]:

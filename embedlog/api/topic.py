@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from embedlog.compaction.rebatch import RebatchResult
     from embedlog.schemas.pushdown import PushedFilter
     from embedlog.schemas.row_filter import RowFilter, Where
+    from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.splits.slices import PartitionSlice, TopicVersions
     from embedlog.splits.split import Split
 
 Between = tuple[When, When]
@@ -556,6 +558,16 @@ class TopicView(Generic[K, V]):
 
         return plan_splits(self._limited(since, between), n, columns, where)
 
+    def _slices(self, n: int) -> tuple[list[PartitionSlice], TopicVersions | None, str]:
+        """Return about ``n`` parts of the records for `splits`."""
+        from embedlog.api.split_plan import slices_of
+
+        return slices_of(self, n)
+
+    def _typed_schema(self) -> TopicSchema | None:
+        """Return the schema through which a typed topic is seen."""
+        return None
+
     def plot(
         self,
         window: timedelta | str | None = None,
@@ -608,7 +620,7 @@ class TopicView(Generic[K, V]):
         """Return the latest values of keys, in their order; the arguments are those of `get`."""
         from embedlog.api.latest import get_many
 
-        view = self._before(as_of)
+        view = self.before(as_of)
         stored_keys = [self._key_bytes(key) for key in keys]
         deserializers = self._deserializers()._replace(key=None)
         found = get_many(self._root, self.name, view.ranges, stored_keys, deserializers.typed)
@@ -635,7 +647,7 @@ class TopicView(Generic[K, V]):
         from embedlog.api.latest import records_of
 
         key_bytes, deserializers = self._key_bytes(key), self._deserializers()
-        ranges, typed = self._before(as_of).ranges, deserializers.typed
+        ranges, typed = self.before(as_of).ranges, deserializers.typed
         result = list[Record[K, V]]()
         for record in records_of(self._root, self.name, ranges, key_bytes, typed):
             batch, value = record.decoded.batch, record.value
@@ -655,8 +667,12 @@ class TopicView(Generic[K, V]):
             )
         return result
 
-    def _before(self, as_of: AsOf | None) -> TopicView[K, V]:
-        """Return the records up to a time or to offsets, which are excluded; all without them."""
+    def before(self, as_of: AsOf | None) -> TopicView[K, V]:
+        """Return the records up to a time or to offsets, which are excluded; all without them.
+
+        Args:
+            as_of: As for `get`.
+        """
         if as_of is None:
             return self
         if isinstance(as_of, Mapping):
@@ -716,7 +732,7 @@ class TopicView(Generic[K, V]):
             columns.append("value")
         else:
             deserializers = deserializers._replace(value=None)
-        for table in self._before(as_of)._latest(self.schema(columns)):
+        for table in self.before(as_of)._latest(self.schema(columns)):
             for batch in with_prefix(table, "key", prefix).to_batches():
                 keys, numbers, offsets, *rest = (column.to_pylist() for column in batch.columns)
                 stored = rest[0] if values else [None] * len(keys)

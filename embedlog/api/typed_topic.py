@@ -80,6 +80,9 @@ class TypedTopicView(TopicView[Any, Any]):
             )
         return schema
 
+    def _typed_schema(self) -> TopicSchema | None:
+        return self._schema()
+
     def _typed_reader(self) -> TypedReader:
         return _reader(self._schema())
 
@@ -207,7 +210,7 @@ class TypedTopicView(TopicView[Any, Any]):
         schema = self._schema()
         key = schema.key
         names = schema.columns.names if values else list(key)
-        for table in self._before(as_of)._latest(self.schema(names)):
+        for table in self.before(as_of)._latest(self.schema(names)):
             kept = with_prefix(table, key[0], prefix) if prefix and key else table
             for batch in kept.to_batches():
                 for value in python_rows(batch, names):

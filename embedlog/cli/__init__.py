@@ -34,6 +34,7 @@ _CODES: dict[int, tuple[type[Exception], ...]] = {
         errors.OffsetOutOfRangeError,
         errors.GroupIdNotFoundError,
         errors.UnknownSchemaError,
+        errors.UnknownSnapshotError,
         errors.NotALogError,
         FileNotFoundError,
     ),

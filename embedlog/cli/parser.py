@@ -75,6 +75,13 @@ COMMANDS = {
         "elect the preferred leaders of partitions, or leaders that are not in sync; fails if "
         "a partition is left without a leader"
     ),
+    "snapshots": "take, list or delete snapshots",
+    "snapshots take": "note where topics end, and keep their records until it expires",
+    "snapshots list": "print all snapshots",
+    "snapshots delete": "delete snapshots, whose records are kept no longer",
+    "backup": "write what is new since the last backup to a directory or a URL",
+    "restore": "make a log of a backup, in a new directory",
+    "clone": "make another log of this one, which shares its sealed segments",
     "offsets": "print the first and the next offset of partitions, or the offsets at a time",
     "delete-records": "delete the records before an offset or a time; a dry run without --yes",
     "du": "print how many bytes topics and other files take, the largest first",
@@ -106,6 +113,7 @@ _MODULES = {
     for module, names in {
         "import_file": ("import", "produce"),
         "consume": ("tail",),
+        "snapshots": ("backup", "restore", "clone"),
         "replicas": ("reassign", "elect-leaders"),
         "offsets": ("delete-records",),
         "mirror": ("failover",),

@@ -180,10 +180,7 @@ def _verdict(cleanable: CleanableRange) -> str:
         return f"waits: {ratio.format('not more')}"
     lease = cleanable.lease
     if lease is not None and lease.offset < cleanable.log.segments.keys()[-1]:
-        return (
-            f"waits: lease {lease.name!r} holds the records from offset {lease.offset} on "
-            f"for another {lease.ms_left // 1000} s."
-        )
+        return f"waits: {lease}, from offset {lease.offset} on."
     if cleanable.too_young_bytes:
         return (
             f"waits: its dirty segments have records that are younger than "

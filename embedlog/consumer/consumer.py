@@ -141,6 +141,7 @@ class Consumer(Generic[K_co, V_co]):
         self._wait_began = monotonic()
         """When fetch_max_wait_ms began (with fetch_min_bytes)."""
         self._iterator: Iterator[Record[K_co, V_co]] | None = None
+        self._stop: Ends | None = None
         self._streams: list[Consumer[K_co, V_co]] = []
         if topics:
             self.subscribe(topics)
@@ -554,10 +555,8 @@ class Consumer(Generic[K_co, V_co]):
         limit = check_max_records(max_records) or _UNLIMITED
         query = self._query(columns, where)
         with self._guard:
-            return self._wait_for(
-                lambda: self._fetch_all(lambda cursor, n: cursor.take_rows(query, n), limit),
-                timeout_ms,
-            )
+            take = partial(PartitionCursor.take_rows, query=query)
+            return self._wait_for(lambda: self._fetch_all(take, limit), timeout_ms)
 
     def __iter__(self) -> Iterator[Record[K_co, V_co]]:
         """Iterate over records forever, or until none came for ``consumer_timeout_ms``."""
@@ -652,14 +651,26 @@ class Consumer(Generic[K_co, V_co]):
                     break
                 yield rows
 
+    def stop_at(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Return no record at or above an offset of each partition; loops end there.
+
+        Args:
+            ends: The offsets; nothing is returned of other partitions.
+        """
+        with self._guard:
+            self._stop = {to_topic_partition(tp): end for tp, end in ends.items()}
+
     def _ends(self, until: Until) -> Ends | None:
         if until is None:
-            return None
+            return self._stop
         if until == "end":
-            return self.end_offsets(self.assignment())
-        if isinstance(until, str):
+            ends = self.end_offsets(self.assignment())
+        elif isinstance(until, str):
             raise ValueError(f"until must be 'end', a dict of end offsets or None, got {until!r}")
-        return {to_topic_partition(tp): end for tp, end in until.items()}
+        else:
+            ends = {to_topic_partition(tp): end for tp, end in until.items()}
+        stop = self._stop
+        return ends if stop is None else {tp: min(end, stop.get(tp, 0)) for tp, end in ends.items()}
 
     def _next(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
@@ -697,7 +708,7 @@ class Consumer(Generic[K_co, V_co]):
 
     def _fetch_all(
         self,
-        take: Callable[[PartitionCursor, int], tuple[list[Any], int] | None],
+        take: Callable[..., tuple[list[Any], int] | None],
         max_records: int,
     ) -> dict[TopicPartition, list[Any]]:
         """Return the results of ``take`` by partition, up to ``max_records`` in all."""
@@ -709,8 +720,14 @@ class Consumer(Generic[K_co, V_co]):
             return taken
         for cursor in cursors:
             try:
+                stop = None if self._stop is None else self._stop.get(cursor.partition, 0)
+                if stop is not None and cursor.position() >= stop:
+                    continue
                 budget -= cursor.fetch_if_empty(min(budget, partition_budget))
-                while max_records > 0 and (items := take(cursor, max_records)) is not None:
+                while (
+                    max_records > 0
+                    and (items := take(cursor, max_records=max_records, stop=stop)) is not None
+                ):
                     taken.setdefault(cursor.partition, []).extend(items[0])
                     max_records -= items[1]
             except EmbedlogError as error:

@@ -461,17 +461,20 @@ class PartitionCursor:
         counts.records += count
         counts.bytes += count * record_bytes
 
-    def take_records(self, max_records: int) -> tuple[list[Record], int] | None:
-        """Take some records of one batch, and their number."""
+    def take_records(self, max_records: int, stop: int | None) -> tuple[list[Record], int] | None:
+        """Take some records of one batch, and their number; only those below ``stop``."""
         run = self.next_run()
-        if run is None:
+        if run is None or (stop is not None and run.position >= stop):
             return None
-        records = list(islice(run.records, max_records))
-        return records, len(records)
+        records = run.records if stop is None else run.records_before(stop)
+        taken = list(islice(records, max_records))
+        return (taken, len(taken)) if taken else None
 
-    def take_rows(self, query: ColumnQuery, max_rows: int) -> tuple[list[Any], int] | None:
-        """Take some rows of one batch as columns, and their number."""
-        rows = self.next_rows(query, max_rows, None)
+    def take_rows(
+        self, query: ColumnQuery, max_records: int, stop: int | None
+    ) -> tuple[list[Any], int] | None:
+        """Take some rows of one batch as columns, and their number; only those below ``stop``."""
+        rows = self.next_rows(query, max_records, stop)
         return None if rows is None else ([rows], rows.num_rows)
 
     def take_iterator(self, max_offsets: int | None, stop: int | None) -> Iterator[Record] | None:

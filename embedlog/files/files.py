@@ -24,7 +24,7 @@ import struct
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -82,11 +82,14 @@ _DIRECTORY_MODE: Final = 0o700
 _OPEN_FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _EXCLUSIVE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARED: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
+_list = list  # `Files.list` hides it in the class
 _WAITING, _DONE, _ANY = (
     struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
     for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK, fcntl.F_WRLCK)
 )
 """Locks of the first byte of a file: one who waits for the file's lock has it, shared."""
+_FICLONE: Final = 0x40049409
+"""The ioctl that shares the blocks of a whole file."""
 _NOT_A_DIRECTORY: Final = "A log is a directory, and this is a file"
 
 
@@ -406,11 +409,11 @@ class Files:
         with self.opened(path) as fd:
             return self.read(fd, self.size(fd), 0)
 
-    def write_file(self, path: str, data: bytes | list[Any]) -> None:
+    def write_file(self, path: str, data: bytes | Iterable[Any]) -> None:
         """Replace the contents of a file, durably and atomically: a reader sees old or new.
 
         A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.  The data may be in
-        parts.
+        parts: those of a list are written at once, others one by one.
         """
         for number in itertools.count():
             temporary = f"{path}.{number}.tmp"
@@ -423,7 +426,9 @@ class Files:
                     raise
         try:
             try:
-                self.write(fd, data if isinstance(data, list) else [data], 0)
+                written = 0
+                for parts in self._written_at_once(data):
+                    written += self.write(fd, parts, written)
                 # The bytes before the name: a rename may reach the disk first.
                 self.sync(fd)
             finally:
@@ -434,6 +439,56 @@ class Files:
                 self.unlink(temporary, missing_ok=True)
             raise
         self.sync_directory(path.rpartition("/")[0])
+
+    def copy_on_write(self, source: int, path: str, size: int) -> bool:
+        """Make a file of the first bytes of another one, which share their blocks until a change.
+
+        Durable, and as a whole, as `write_file`.  Returns False if the file system cannot do that.
+
+        Args:
+            source: The descriptor of the other file, which need not be one of these.
+            path: The new file.
+            size: How many bytes.
+        """
+        temporary = f"{path}.cow.tmp"
+        self.unlink(temporary, missing_ok=True)
+        fd = self.open(temporary, write=True, create=True, exclusive=True)
+        try:
+            try:
+                fcntl.ioctl(fd, _FICLONE, source)
+            except OSError:
+                self.unlink(temporary)
+                return False
+            self.truncate(fd, size)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+        self.sync_directory(path.rpartition("/")[0])
+        return True
+
+    def hard_link(self, source: str, path: str) -> bool:
+        """Give a file that never changes a second name; return False if that is not possible.
+
+        Args:
+            source: The absolute path of the file.
+            path: The new name.
+        """
+        try:
+            with self._parent(path, "link", changes=True) as (directory, name):
+                os.link(source, name, dst_dir_fd=directory, follow_symlinks=False)
+        except StorageError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                return False
+            raise
+        self.sync_directory(path.rpartition("/")[0])
+        return True
+
+    @staticmethod
+    def _written_at_once(data: bytes | Iterable[Any]) -> Iterable[Sequence[Any]]:
+        if isinstance(data, bytes | _list):
+            return [[data] if isinstance(data, bytes) else data]
+        return ([part] for part in data)
 
     def share(self, group: int, mode: str) -> None:
         """Let a group read segments and stage files; see `sharing.share`."""

@@ -8,6 +8,8 @@ from embedlog.files.filesystem import storage_error
 
 FORMAT_FILE = "embedlog.toml"
 """What each root has; here, because a reader without LMDB looks for it."""
+MANIFESTS = "snapshots"
+"""The directory of the manifests of snapshots, which a root and a backup may have."""
 
 
 def real_path(path: str | os.PathLike[str]) -> str:

@@ -5,6 +5,9 @@ ends, by the clock that continues while the machine sleeps.  Retention reads it 
 transaction that moves the start of the partition, compaction before it swaps segments, and
 no file is unlinked while a lease covers it, so a lease is effective immediately.  It ends if it
 is not renewed, and with a reboot.
+
+The hold of a snapshot is a lease that ends only when the snapshot is deleted.  Snapshots are rows
+of `state`, and whenever `live` is created again, it begins with their leases.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from embedlog import kv
 from embedlog.display import plural
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.keyspace import LEASES, PARTITION_KEY
+from embedlog.keyspace import LEASES, PARTITION_KEY, SNAPSHOTS
 from embedlog.partition import tail
 from embedlog.partition.lookup import size_bytes
 from embedlog.partition.state import Context, Partitions
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 200
 """In bytes."""
+SNAPSHOT = "snapshot:"
+"""What the name of a snapshot's lease begins with."""
+UNTIL_DELETED = (1 << 63) - 1
+"""The end of a snapshot's lease."""
 
 
 class LeaseHold(NamedTuple):
@@ -35,6 +42,11 @@ class LeaseHold(NamedTuple):
     offset: int
     """The lease keeps the records from this offset on."""
     ms_left: int
+
+    def __str__(self) -> str:
+        if self.name.startswith(SNAPSHOT):
+            return f"snapshot {self.name.removeprefix(SNAPSHOT)!r} holds them"
+        return f"lease {self.name!r} holds them for another {self.ms_left // 1000} s"
 
 
 class LeaseInfo(NamedTuple):
@@ -99,7 +111,8 @@ def hold(
     """Keep records from these offsets on for ``seconds``; replaces a lease of the same name.
 
     Raises:
-        ValueError: The name is empty or longer than 200 bytes, or the time is not positive.
+        ValueError: The name is empty, longer than 200 bytes, or a snapshot's, or the time is not
+            positive.
         OffsetOutOfRangeError: Some of the records are deleted already; nothing is held.
         UnknownTopicOrPartitionError: There is no such partition.
     """
@@ -108,6 +121,8 @@ def hold(
             f"A lease needs a name of 1 to {LONGEST_NAME} bytes and a positive time, "
             f"got {name!r} and {seconds!r}"
         )
+    if name.startswith(SNAPSHOT):
+        raise ValueError(f"Only snapshots have leases whose names begin with {SNAPSHOT!r}")
     keep = [root.partition(*partition).key for partition in offsets]
     release(root.context, name, keep=keep)
     return Lease(root, name, offsets, seconds)
@@ -190,16 +205,39 @@ def release_all(context: Context, prefix: str) -> None:
 
 
 def leases(root: Partitions) -> list[LeaseInfo]:
-    """Return the leases that have not ended, by name."""
+    """Return the leases that have not ended, by name; without those of snapshots."""
     now_ms = root.context.files.uptime_ms()
     topics = {topic.id: topic.name for topic in root.context.catalog.topics().values()}
     infos: dict[str, LeaseInfo] = {}
     for (key, name), row in root.context.live.read(lambda txn: list(LEASES.scan(txn))):
         topic_id, partition = PARTITION_KEY.unpack(key)
-        if row.until_ms > now_ms and topic_id in topics:
+        if now_ms < row.until_ms < UNTIL_DELETED and topic_id in topics:
             info = infos.setdefault(name, LeaseInfo(name, {}, row.until_ms - now_ms))
             info.offsets[TopicPartition(topics[topic_id], partition)] = row.offset
     return [infos[name] for name in sorted(infos)]
+
+
+def hold_snapshot(txn: kv.Txn, name: str, offsets: Mapping[bytes, int]) -> None:
+    """Keep the records of a snapshot, in a transaction of `live`.
+
+    Args:
+        txn: The transaction.
+        name: The snapshot.
+        offsets: The first offset to keep in each partition, by its key.
+    """
+    for key, offset in offsets.items():
+        LEASES.put(txn, key, f"{SNAPSHOT}{name}", value=(offset, UNTIL_DELETED))
+
+
+def rows_of_snapshots(txn: kv.Txn) -> dict[bytes, bytes]:
+    """Return the rows with which `live` begins, from a transaction of `state`."""
+    rows = {}
+    for (name,), snapshot in SNAPSHOTS.scan_valid(txn):
+        for topic in snapshot["topics"].values() if snapshot["complete"] else ():
+            for number, (start, _) in enumerate(topic["ranges"]):
+                key = LEASES.key(PARTITION_KEY.pack(topic["id"], number), f"{SNAPSHOT}{name}")
+                rows[key] = LEASES.dump(key, (start, UNTIL_DELETED))
+    return rows
 
 
 def forget_ended(context: Context) -> None:

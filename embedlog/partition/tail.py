@@ -168,7 +168,12 @@ def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | No
         durable: Return the end that survives a power cut, for readers that see no more.
     """
     tail = peek_tail(txn, key)
+    return None if tail is None else ends_of(tail, durable=durable)
+
+
+def ends_of(tail: Tail | None, *, durable: bool = False) -> tuple[int, int]:
+    """Return where a partition starts and ends by its tail; (0, 0) without one."""
     if tail is None:
-        return None
+        return 0, 0
     end = min(tail.durable_offset, tail.high_watermark) if durable else tail.high_watermark
     return tail.start_offset, end

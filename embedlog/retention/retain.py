@@ -18,6 +18,7 @@ from embedlog.retention import policy
 from embedlog.retention.policy import RetainedSegment
 from embedlog.root import topic_deletion
 from embedlog.root.root import Root
+from embedlog.snapshots import snapshot
 
 Fence = Callable[[kv.Txn], None]
 """Raises, in a transaction of `live`, if this process may not do maintenance any more."""
@@ -117,6 +118,7 @@ _STEPS: Mapping[str, Callable[[Context], object]] = {
     "Removal of files that are to be deleted": unnamed_files.sweep_due,
     "Deletion of topics": topic_deletion.finish_all,
     "Removal of leases that have ended": leases.forget_ended,
+    "Deletion of snapshots that have expired": snapshot.expire,
 }
 
 
@@ -213,8 +215,8 @@ def _constraints(view: PartitionView, txn: kv.Txn) -> list[RetentionConstraint]:
     """Return the limits that leases and groups set on retention, in a transaction of `live`."""
     log = view.log
     constraints = [
-        RetentionConstraint(offset, f"lease {name!r} holds them for another {ms_left // 1000} s")
-        for name, offset, ms_left in leases.held_in(txn, log.key, log.context.files.uptime_ms())
+        RetentionConstraint(hold.offset, str(hold))
+        for hold in leases.held_in(txn, log.key, log.context.files.uptime_ms())
     ]
     required = log.config.retention_min_consumed
     if not required:

@@ -50,7 +50,8 @@ from embedlog.listeners import Listeners
 from embedlog.partition import flush, journal, tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability, LogLock, OpenFiles, limit_for
-from embedlog.record import random_id
+from embedlog.partition.tail import Tail, peek_tail
+from embedlog.record import TopicPartition, random_id
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 
@@ -64,16 +65,18 @@ _OPTIONS = (
 _NEW_FILE = ".embedlog.new"
 """Locked while the format file is written; hidden, so that the directory counts as empty."""
 _NEW_SECONDS = 10.0
-_FEW_PARTITIONS = 4
-"""For so many, tails in memory are faster than a transaction."""
 _logger = logging.getLogger("embedlog.root")
 _PLAIN_FORMAT = re.compile(r'# .*\nformat = (\d+)\nid = "([0-9a-f-]{36})"\n')
-"""What `_write_format` writes; any other file is TOML."""
+"""What `write_format` writes; any other file is TOML."""
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
 class HasReplicasError(EmbedlogError):
     """The directory is one of several of a log: `ReplicatedRoot` opens it."""
+
+
+class NotRecoveredError(EmbedlogError):
+    """A partition must be recovered first; the caller does so, and tries again."""
 
 
 class Root:
@@ -335,41 +338,81 @@ class Root:
         return PartitionLog(context, info, number)
 
     def ends(self, topic: str) -> list[tuple[int, int]]:
-        """Return the log start offset and the visible end of each partition of a topic.
-
-        They are read together: of 20,000 partitions, that takes 0.1 s.  A partition is recovered
-        if it was not yet since the boot, unless it was never written to.
-        """
+        """Return the log start offset and the visible end of each partition, as of one instant."""
         info = self.topic(topic)
-        known: list[tuple[int, int] | None] = [None] * info.partitions
-        if not self.replicated and info.partitions > _FEW_PARTITIONS:
-            known = self._known_ends(info)
-        ends = []
-        for number, found in enumerate(known):
-            if found is None:
-                log = self.partition(topic, number)
-                found = log.start_offset(), log.end_offset()
-            ends.append(found)
-        return ends
+        if info.partitions == 1:
+            log = self.partition(topic, 0)
+            return [(log.start_offset(), log.end_offset())]
+        durable = self.visibility == "durable"
+        return [tail.ends_of(found, durable=durable) for found in self.tails([info]).values()]
 
-    def _known_ends(self, info: TopicInfo) -> list[tuple[int, int] | None]:
-        """Return where partitions start and end; None for those that must be recovered."""
-        context, keys = self.context, list(map(info.key, range(info.partitions)))
-        durable = context.visibility == "durable"
-        found = context.live.read(
-            lambda txn: [tail.ends(txn, key, durable=durable) for key in keys]
-        )
-        if None not in found:
+    def tails(
+        self,
+        topics: Sequence[TopicInfo],
+        note: Callable[[kv.Txn, Mapping[TopicPartition, Tail | None]], None] | None = None,
+        *,
+        recover: bool = True,
+    ) -> dict[TopicPartition, Tail | None]:
+        """Return the tails of all partitions of topics as of one instant.
+
+        None for a partition that was never written to; any other is recovered if it was not yet
+        since the boot.  Of 20,000 partitions it takes 0.1 s.
+
+        Args:
+            topics: The topics.
+            note: Called with the tails in their transaction, which it may write to; more than
+                once if partitions are recovered.
+            recover: Whether to recover partitions; not in a transaction of `state`.
+
+        Raises:
+            NotRecoveredError: One must be recovered, and may not be.
+        """
+        context = self.context
+        keys = {
+            TopicPartition(info.name, number): info.key(number)
+            for info in topics
+            for number in range(info.partitions)
+        }
+
+        def step(txn: kv.Txn) -> dict[TopicPartition, Tail | None]:
+            found = {partition: peek_tail(txn, key) for partition, key in keys.items()}
+            if note is not None:
+                note(txn, found)
             return found
-        # The files after the tails: what is written in between is newer than this answer.
-        exists = context.files.exists(info.directory)
-        written = set(context.files.list(info.directory) if exists else ())
-        missing = [number for number, ends in enumerate(found) if ends is None]
-        unwritten = [number for number in missing if str(number) not in written]
-        new = context.state.read(lambda txn: [n for n in unwritten if catalog.is_new(txn, keys[n])])
-        for number in new:
-            found[number] = 0, 0
-        return found
+
+        if self.replicated and recover:  # Those without a leader elect one.
+            for partition in keys:
+                self.partition(*partition).tail()
+        while True:
+            found = context.live.read(step) if note is None else context.live.write(step)
+            missing = self._to_recover(topics, found) if None in found.values() else []
+            if not missing:
+                return found
+            if not recover:
+                raise NotRecoveredError("A partition was not recovered yet", path=self.path)
+            recovered = {partition: self.partition(*partition).tail() for partition in missing}
+            if not context.files.writable:  # Nothing was recovered, so nobody writes.
+                return found | recovered
+
+    def _to_recover(
+        self, topics: Sequence[TopicInfo], found: Mapping[TopicPartition, Tail | None]
+    ) -> list[TopicPartition]:
+        """Return the partitions without a tail, except those that were never written to."""
+        files, missing = self.context.files, list[tuple[TopicInfo, int]]()
+        written: dict[int, set[str]] = {}
+        for info in topics:
+            # The files after the tails: what is written in between is newer than those.
+            exists = files.exists(info.directory)
+            written[info.id] = set(files.list(info.directory) if exists else ())
+            numbers = range(info.partitions)
+            missing += [(info, n) for n in numbers if found[TopicPartition(info.name, n)] is None]
+        return self.context.state.read(
+            lambda txn: [
+                TopicPartition(info.name, number)
+                for info, number in missing
+                if str(number) in written[info.id] or not catalog.is_new(txn, info.key(number))
+            ]
+        )
 
     def partition_logs(self, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
         """Yield the partitions of topics, except those of topics that were deleted meanwhile."""
@@ -617,7 +660,7 @@ def check_format(files: Files, *, replicated: bool = False, must_exist: bool = F
             raise _no_log(files.root)
         check_new(files)
         if files.writable:
-            _write_format(files)
+            write_format(files)
     try:
         fields = _format_fields(files)
         format_version = fields["format"]
@@ -654,7 +697,7 @@ def _format_fields(files: Files) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _write_format(files: Files) -> None:
+def write_format(files: Files) -> None:
     """Write the format file, unless another process is faster: what that adds to it must stay."""
     text = (
         f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"

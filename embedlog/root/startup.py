@@ -18,7 +18,7 @@ from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError, raised_in_body
 from embedlog.files import Files, forget_waiters
 from embedlog.groups import LOCKS
-from embedlog.partition import journal, roll, unnamed_files
+from embedlog.partition import journal, leases, roll, unnamed_files
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile, key_index_path
 
 T = TypeVar("T")
@@ -111,16 +111,17 @@ def check_databases(files: Files) -> tuple[list[str], bool]:
     rebooted = not live_is_valid(files)
     done = _check_state(files, clean)
     if done or rebooted or not _live_is_whole(files, clean):
-        _begin_live_again(files)
+        rows = kv.read_unused(files, "state", leases.rows_of_snapshots)
+        _begin_live_again(files, rows)
         if not new:
             done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
     return done, not new and bool(clean is None or rebooted or done)
 
 
-def _begin_live_again(files: Files) -> None:
+def _begin_live_again(files: Files, rows: dict[bytes, bytes]) -> None:
     kv.discard(files, "live")
-    kv.create(files, "live", durable=False, rows={})
+    kv.create(files, "live", durable=False, rows=rows)
     # Last: a `live` without it counts as one of another boot.
     files.write_file(BOOT_FILE, _boot(files))
 
@@ -130,7 +131,7 @@ def begin_databases_again(files: Files) -> None:
 
     Killed in between, `state` is damaged or missing, and the next attempt begins again.
     """
-    _begin_live_again(files)
+    _begin_live_again(files, {})
     kv.discard(files, "state")
     kv.create(files, "state", durable=True, rows={})
 

@@ -381,6 +381,8 @@ class SourceOptions:
     ending_offsets: OffsetBound | None = _option(
         "endingOffsets endingTimestamp endingOffsetsByTimestamp", _bound, query="batch"
     )
+    snapshot: str | None = _option("snapshot", OptionReader.text, query="batch")
+    """Read the records of a snapshot, by its name, and no others."""
     no_timestamp: str = _option(
         "startingOffsetsByTimestampStrategy", _one_of("error", "latest"), "error"
     )

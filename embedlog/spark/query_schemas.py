@@ -17,9 +17,10 @@ from embedlog.catalog import INTERNAL, TopicInfo
 from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError
 from embedlog.root.root import Root
 from embedlog.schemas.topic_schema import TopicSchema
+from embedlog.snapshots import snapshot
 from embedlog.spark import columns
 from embedlog.spark.log_cache import LogCache
-from embedlog.spark.options import SourceOptions, TopicSelection
+from embedlog.spark.options import SourceOptions
 
 Json = dict[str, Any]
 
@@ -67,7 +68,7 @@ class QuerySchemas:
                 only for typed topics, and there is none.
             InvalidSchemaError: Spark has no type for a column.
         """
-        selected = {} if root is None else selected_topics(root, self._options.subscription)
+        selected = {} if root is None else selected_topics(root, self._options)
         for name, info in selected.items():
             known = self._topics.get(name)
             if root is not None and (known is None or known.id != info.id):
@@ -152,10 +153,25 @@ def _types(schema: TopicSchema | None) -> set[tuple[str, str]]:
     return {(field["name"], columns.type_name(field["type"])) for field in fields}
 
 
-def selected_topics(root: Root, selection: TopicSelection) -> dict[str, TopicInfo]:
-    """Return the existing topics that a reader's options select, by name."""
-    names, pattern, assigned = selection
+def selected_topics(root: Root, options: SourceOptions) -> dict[str, TopicInfo]:
+    """Return the existing topics that a reader's options select, by name.
+
+    Those of a snapshot are as they were then.
+
+    Raises:
+        UnknownSnapshotError: There is no such snapshot.
+    """
+    names, pattern, assigned = options.subscription
     existing = root.topics()
+    if options.snapshot is not None:
+        known = snapshot.find(root.context, options.snapshot).topics
+        existing = {
+            name: info._replace(
+                partitions=len(known[name].ranges), schema_version=known[name].schema_version
+            )
+            for name, info in existing.items()
+            if name in known and known[name].id == info.id
+        }
     if pattern is not None:
         # As in Kafka's consumer, a pattern does not match internal topics.
         public = (name for name in existing if not name.startswith(INTERNAL))

@@ -12,6 +12,7 @@ from embedlog import errors
 from embedlog.partition import PartitionLog, flush
 from embedlog.partition.leases import Lease, extend
 from embedlog.record import TopicPartition
+from embedlog.snapshots.snapshot import find
 from embedlog.spark.log_cache import LogCache, open_existing_log
 from embedlog.spark.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from embedlog.spark.query_schemas import selected_topics
@@ -49,6 +50,9 @@ class LogSource:
         self._partitions: tuple[int, dict[TopicPartition, PartitionLog]] | None = None
         """The version of the catalog, and the partitions to read as of then."""
         self._lease: Lease | None = None
+        name = options.snapshot
+        self._snapshot = None if name is None else find(self.log.root.context, name).offsets()
+        """Where the partitions of the snapshot begin and end."""
 
     @property
     def writable(self) -> bool:
@@ -122,7 +126,7 @@ class LogSource:
         version = root.version()
         if self._partitions is not None and self._partitions[0] == version:
             return self._partitions[1]
-        topics = selected_topics(root, self.options.subscription)
+        topics = selected_topics(root, self.options)
         assigned = self.options.subscription.assigned
         matching = {
             TopicPartition(name, partition): root.partition(name, partition)
@@ -143,8 +147,13 @@ class LogSource:
         names, _, assigned = self.options.subscription
         if not self.options.fail_on_data_loss:
             return
+        existing = selected_topics(self.log.root, self.options)
         for name in names or assigned or ():
             self.log.root.topic(name)
+            if name not in existing:
+                raise errors.UnknownTopicOrPartitionError(
+                    f"The snapshot {self.options.snapshot!r} does not have the topic", topic=name
+                )
         for topic, partitions in (assigned or {}).items():
             for partition in partitions:
                 if TopicPartition(topic, partition) not in self.partitions():
@@ -165,6 +174,8 @@ class LogSource:
         A checkpoint may outlive records that a power cut takes from the log, and other
         records would get their offsets; so a stream does not read ahead of the disk.
         """
+        if self._snapshot is not None:
+            return {key: self._snapshot[key][1] for key in self.partitions()}
         if not self._durable:
             return self.high_watermarks()
         logs = self.partitions()
@@ -248,6 +259,13 @@ class LogSource:
                 )
             return end
         start = log.tail().start_offset
+        if self._snapshot is not None:
+            first = self._snapshot[topic_partition][0]
+            if first < start:
+                self.report_data_loss(
+                    topic_partition, f"has the snapshot's records only from offset {start} on"
+                )
+            start = max(first, start)
         if number in (EARLIEST, LATEST):
             return start if number == EARLIEST else end
         if not start <= number <= end and side == "starting":

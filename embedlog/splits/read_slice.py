@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
 from embedlog.batch import Batch, BatchRun, Reread
-from embedlog.batch.tables import PieceRows, rows_in_range
+from embedlog.batch.tables import BatchRows, PieceRows, rows_in_range
 from embedlog.batch.wire import BufferLayout, bytes_layout, layout_of
 from embedlog.errors import (
     CorruptBatchError,
@@ -28,7 +28,8 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.files import Files
-from embedlog.files.paths import FORMAT_FILE
+from embedlog.files.paths import FORMAT_FILE, MANIFESTS
+from embedlog.files.remote import RemoteFiles
 from embedlog.hints import VERIFY
 from embedlog.schemas.segment_schema import segment_schema
 from embedlog.segment import SegmentFile
@@ -100,9 +101,12 @@ def open_files(root: str, *, writable: bool, maps_segments: bool = True) -> File
         NotALogError: The log is not on this host.
         StorageError: This user may not open it.
     """
+    if "://" in root:
+        return RemoteFiles(root)
     try:
         files = Files(root, writable=writable, unsafe_filesystem=True, maps_segments=maps_segments)
-        if files.exists(FORMAT_FILE):
+        # A backup has no format file, and is no log.
+        if files.exists(FORMAT_FILE) or (not writable and files.exists(MANIFESTS)):
             return files
     except StorageError as error:
         if not error.missing:
@@ -182,6 +186,27 @@ def row_groups(
         _warn_of_loss(part, next_offset, part.until_offset, loss)
 
 
+def batch_rows(
+    directories: LogRoots, part: PartitionSlice, versions: TopicVersions | None
+) -> Iterator[list[BatchRows]]:
+    """Yield the batches of a slice, a few megabytes at a time, with the rows that it has of them.
+
+    Args:
+        directories: The log roots.
+        part: What is read of a partition.
+        versions: The schemas of a typed topic.
+
+    Raises:
+        Exception: As `row_groups`.
+    """
+    for chunk in part.chunks:
+        layouts = _layouts(chunk, versions)
+        for decoded in _read_batches(directories, part, chunk, layouts, joined=False):
+            batches = cast("list[Batch]", decoded)
+            if rows := rows_in_range(batches, part.from_offset, part.until_offset):
+                yield rows
+
+
 def _layouts(chunk: FileChunk, versions: TopicVersions | None) -> tuple[BufferLayout, ...]:
     """Return the layouts that a file may have."""
     either = (False, True)
@@ -221,7 +246,12 @@ def _limited_groups(rows: list[PieceRows]) -> Iterator[list[PieceRows]]:
 
 
 def _read_batches(
-    directories: LogRoots, part: PartitionSlice, chunk: FileChunk, layouts: tuple[BufferLayout, ...]
+    directories: LogRoots,
+    part: PartitionSlice,
+    chunk: FileChunk,
+    layouts: tuple[BufferLayout, ...],
+    *,
+    joined: bool = True,
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file, a few megabytes at a time.
 
@@ -232,6 +262,7 @@ def _read_batches(
         part: What is read of the partition.
         chunk: The part of a file.
         layouts: Those that the file may have: no checksum covers its schema.
+        joined: Whether runs of small batches are joined.
     """
     failure: CorruptionError | NotALogError | StorageError | None = None
     was_deleted = False
@@ -243,7 +274,7 @@ def _read_batches(
             files, is_last = directories.open(root, part), not left
             others = [each for each in roots if each != root]
             reread = partial(_bytes_elsewhere, directories, part, chunk.path, others)
-            for pieces in _read_copy(files, part, chunk, layouts, is_last, reread):
+            for pieces in _read_copy(files, part, chunk, layouts, is_last, reread, joined):
                 yield pieces
                 chunk = chunk._replace(position=pieces[-1].position + pieces[-1].size)
             return
@@ -298,6 +329,7 @@ def _read_copy(
     layouts: tuple[BufferLayout, ...],
     is_last: bool,
     reread: Reread,
+    joined: bool,
 ) -> Iterator[list[Batch | BatchRun]]:
     """Yield the batches of a part of a file in one directory; see `_read_batches`."""
     file = SegmentFile(files, chunk.path, expected=lambda: layouts, reread=reread)
@@ -316,7 +348,10 @@ def _read_copy(
             position=0,
             todo=VERIFY,
         )
+    read: Callable[[int, int], Sequence[Batch | BatchRun]]
     read = file.mapped_fast if chunk.sealed else file.read_fast
+    if not joined:
+        read = file.mapped if chunk.sealed else file.read
     while position < end:
         try:
             decoded = read(position, end)

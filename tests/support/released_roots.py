@@ -90,6 +90,7 @@ def _write(log: Log) -> None:
         consumer.poll(1.0)
         consumer.commit()
     log.housekeeping.run()
+    log.snapshot("kept", expires=None)
 
 
 def what_is_read(log: Log) -> dict[str, Any]:
@@ -118,7 +119,11 @@ def what_is_read(log: Log) -> dict[str, Any]:
         for subject in log.schema_registry.subjects()
         for versions in [log.schema_registry.versions(subject)]
     }
-    contents = {"topics": topics, "groups": groups, "subjects": subjects}
+    snapshots = {
+        name: {topic: len(log.at(snapshot)[topic]) for topic in snapshot.topics}
+        for name, snapshot in log.snapshots.items()
+    }
+    contents = {"topics": topics, "groups": groups, "subjects": subjects, "snapshots": snapshots}
     return json.loads(json.dumps(contents, default=str))  # type: ignore[no-any-return]
 
 
