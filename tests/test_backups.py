@@ -144,7 +144,7 @@ def test_a_backup_is_incremental_and_each_can_be_restored(log, tmp_path, clock):
     clock.now += 1000
     send(log, range(360, 480))
     last = log.backup(target)
-    assert 0 < last.copied_files < last.files - 10
+    assert 0 < last.copied_files < last.files
     clock.now -= 500_000  # A clock that goes back does not change the order.
     assert log.backup(target).name > last.name
 
@@ -182,7 +182,8 @@ def test_a_backup_goes_to_a_store_and_comes_back(log, tmp_path, clock):
     try:
         log.backup("memory://bucket/backup")
         send(log, range(360, 400))
-        assert log.backup("memory://bucket/backup").copied_files < 15
+        again = log.backup("memory://bucket/backup")
+        assert 0 < again.copied_files < again.files
         embedlog.restore("memory://bucket/backup", tmp_path / "restored")
         check_equal(tmp_path / "restored", log, clock)
         names = memory.ls("/bucket/backup/snapshots", detail=False)
