@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.api import Log, open  # noqa: A004 - like `shelve.open`
     from embedlog.api.at import LogAt
+    from embedlog.api.backups import restore
     from embedlog.api.consumer_group import ConsumerGroup, Groups
     from embedlog.api.failover import Mirrors
     from embedlog.api.housekeeping import Housekeeping
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from embedlog.api.replicas import Replicas
     from embedlog.api.run_group import GroupRun, run_group
     from embedlog.api.run_mirror import MirrorRun, mirror
-    from embedlog.api.snapshots import Snapshots, restore
+    from embedlog.api.snapshots import Snapshots
     from embedlog.api.topic import Topic
     from embedlog.config import TopicConfig
     from embedlog.consumer.consumer import Consumer
@@ -65,8 +66,9 @@ _NAMES = {
     "api.failover": "Mirrors",
     "api.housekeeping": "Housekeeping",
     "api.at": "LogAt",
+    "api.backups": "restore",
     "api.open_snapshot": "OpenSnapshot open_snapshot",
-    "api.snapshots": "Snapshots restore",
+    "api.snapshots": "Snapshots",
     "snapshots.snapshot": "Snapshot",
     "api.replicas": "Replicas",
     "producer": "Producer",

@@ -28,6 +28,7 @@ from embedlog import errors
 from embedlog.files import Files
 from embedlog.kafka import KafkaProducer
 from embedlog.kafka.errors import KafkaError
+from embedlog.keyspace import FORMAT_VERSION
 from embedlog.spark.log_cache import open_existing_log
 
 UNPRIVILEGED = 65534
@@ -144,21 +145,22 @@ def test_a_newer_format_is_refused(path, mode):
     """Refused rather than misread (P21); the error names both versions."""
     write(path, b"x")
     file = path / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 5", "format = 6"))
+    file.write_text(file.read_text().replace(f"format = {FORMAT_VERSION}", "format = 99"))
 
-    with pytest.raises(errors.UnsupportedFormatError, match=r"format 6.* knows 5.*newer embedlog"):
+    match = rf"format 99.* knows {FORMAT_VERSION}.*newer embedlog"
+    with pytest.raises(errors.UnsupportedFormatError, match=match):
         embedlog.open(path, mode=mode)
 
 
-@pytest.mark.parametrize("older", [1, 4])
+@pytest.mark.parametrize("older", [1, FORMAT_VERSION - 1])
 @pytest.mark.parametrize("mode", ["rw", "r"])
 def test_a_format_before_the_first_release_is_refused(path, mode, older):
     """P21: its rows would be misread; the error says what to do."""
     write(path, b"x")
     file = path / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 5", f"format = {older}"))
+    file.write_text(file.read_text().replace(f"format = {FORMAT_VERSION}", f"format = {older}"))
 
-    match = rf"format {older}.* knows 5.*create a new root"
+    match = rf"format {older}.* knows {FORMAT_VERSION}.*create a new root"
     with pytest.raises(errors.UnsupportedFormatError, match=match):
         embedlog.open(path, mode=mode)
 

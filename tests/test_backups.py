@@ -14,6 +14,7 @@ from support.roots import encoded, open_root
 from support.staged_files import publish, stage
 
 import embedlog
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     CorruptionError,
     IllegalStateError,
@@ -27,7 +28,8 @@ from embedlog.errors import (
 from embedlog.files.remote import plain_files
 from embedlog.partition import journal
 from embedlog.publish import transaction
-from embedlog.record import TopicPartition
+from embedlog.publish.transaction import GroupOffsets
+from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.root.verify import verify_root
 from embedlog.snapshots import backup
 
@@ -381,19 +383,33 @@ def test_a_publication_that_is_not_visible_yet_is_in_neither(tmp_path, monkeypat
     root = open_root(tmp_path / "log")
     root.create_topic("t", 2, embedlog.TopicConfig())
     publish(root, [stage(root, t_0=[b"0"], t_1=[b"0"])], 0)
-    monkeypatch.setattr(journal, "make_visible", lambda txn, rows: None)
-    monkeypatch.setattr(transaction, "_resolve", lambda plans, escalated: None)
-    publish(root, [stage(root, t_0=[b"1"], t_1=[b"1"])], 1)
-    monkeypatch.undo()
+    first = TopicPartition("t", 0)
+
+    def again(root):
+        """Publish with an offset that a group commits."""
+        group = open_group(root, "g")
+        rows = group.encode({first: OffsetAndMetadata(1)})
+        offsets = GroupOffsets(group, ConsumerGroupMetadata("g"), rows)
+        return publish(root, [stage(root, t_0=[b"1"], t_1=[b"1"])], 1, offsets=offsets).records
+
+    def committed(root):
+        return open_group(root, "g").committed([first])[first]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "make_visible", lambda *_: None)
+        patch.setattr(transaction, "_resolve", lambda *_: None)
+        assert again(root) == 2
     (tmp_path / "backup").mkdir()
     backup.back_up(root, plain_files(str(tmp_path / "backup"), writable=True))
     embedlog.restore(tmp_path / "backup", tmp_path / "restored")
     for path, records in (("restored", 2), ("log", 0)):
         if path == "restored":
             tried = open_root(tmp_path / path)
+            assert committed(tried) is None
         else:
             tried = root
-        assert publish(tried, [stage(tried, t_0=[b"1"], t_1=[b"1"])], 1).records == records
+        assert again(tried) == records
+        assert committed(tried).position.offset == 1
         assert [tried.partition("t", part).end_offset() for part in (0, 1)] == [2, 2]
         assert verify_root(tried) == []
         tried.close()

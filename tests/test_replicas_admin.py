@@ -1224,7 +1224,7 @@ def test_a_directory_that_another_process_adds_at_the_same_moment_is_added_once(
         assert healthy(log)
 
 
-@pytest.mark.parametrize("function", ["read_member", "_write_format"])
+@pytest.mark.parametrize("function", ["read_member", "write_format"])
 def test_an_empty_directory_that_two_processes_bring_back_at_the_same_moment_stays_one_of_the_log(
     tmp_path, monkeypatch, function
 ):
@@ -1243,7 +1243,7 @@ def test_an_empty_directory_that_two_processes_bring_back_at_the_same_moment_sta
             monkeypatch.undo()
             found = step(files) if function == "read_member" else None
             returned.extend(replicated_root.try_bring_back(other.root))
-            return step(files) if function == "_write_format" else found
+            return step(files) if function == "write_format" else found
 
         monkeypatch.setattr(module, function, bring_back_first)
         assert replicated_root.try_bring_back(log.root) == []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from embedlog.api.housekeeping import Progress, now_ms
-from embedlog.api.log import open as open_log
+from embedlog.api.housekeeping import Progress
 from embedlog.catalog import INTERNAL
 from embedlog.display import html_table, moment, plural, text_table
 from embedlog.errors import InvalidConfigError
@@ -20,7 +20,7 @@ from embedlog.root.location import directory_of
 from embedlog.root.root import Root
 from embedlog.snapshots import snapshot as engine
 from embedlog.snapshots.snapshot import Snapshot
-from embedlog.times import When, parse_duration, time_argument
+from embedlog.times import parse_duration
 
 if TYPE_CHECKING:
     from embedlog.snapshots.backup import BackupResult
@@ -129,59 +129,28 @@ def back_up(
     from embedlog.snapshots import backup
 
     throttle = None if max_bytes_per_second is None else Throttle(max_bytes_per_second)
-    files = _files_of(target, writable=True)
+    files = files_of(target, writable=True)
     try:
         return backup.back_up(root, files, verify=verify, throttle=throttle, progress=progress)
     finally:
         files.close_all()
 
 
-def restore(
-    target: str | os.PathLike[str], path: str | os.PathLike[str], *, at: When | None = None
-) -> str:
-    """Make a log of a backup: with all topics, records, groups, producers and schemas.
-
-    Its segments are checked against the checksums of the backup.  If it is killed, repeat it: it
-    continues.  The log is another one, with an id of its own.
-
-    Args:
-        target: Where `Log.backup` wrote: a directory, or a URL for fsspec.
-        path: A new or empty directory for the log.
-        at: Restore the last backup that was made until this time, by default the last one.
-
-    Returns:
-        The name of the backup.
-
-    Raises:
-        UnknownSnapshotError: There is no such backup.
-        NotALogError, IllegalStateError: The directory holds files, or a log.
-        CorruptionError: A file of the backup is damaged.
-        StorageError: A file could not be read or written.
-    """
-    from embedlog.snapshots import restore as engine
-
-    directory = directory_of(path)
-    at_ms = None if at is None else time_argument("at", at, now_ms())
-    source = _files_of(target)
-    try:
-        document = engine.find(source, at_ms)
-        engine.restore(
-            source, document, partial(_new_files, directory), partial(_rebuild_index, directory)
-        )
-    finally:
-        source.close_all()
-    return str(document["name"])
-
-
 def clone(root: Root, path: str | os.PathLike[str]) -> None:
     """Make another log of a log; see `Log.clone`."""
+    from embedlog.root.verify import rebuild_index
     from embedlog.snapshots import restore as engine
 
     directory = directory_of(path)
-    engine.clone(root, partial(_new_files, directory), partial(_rebuild_index, directory))
+
+    def finish() -> None:
+        with closing(Root(directory, **{**root.options(), "mode": "rw"})) as made:
+            rebuild_index(made)
+
+    engine.clone(root, partial(new_files, directory), finish)
 
 
-def _files_of(target: str | os.PathLike[str], *, writable: bool = False) -> Files:
+def files_of(target: str | os.PathLike[str], *, writable: bool = False) -> Files:
     """Return the files of a directory, which is created to be written to, or at a URL."""
     where = os.fspath(target)
     if "://" in where and not where.startswith("file://"):
@@ -192,11 +161,7 @@ def _files_of(target: str | os.PathLike[str], *, writable: bool = False) -> File
     return plain_files(directory, writable=writable)
 
 
-def _new_files(directory: str) -> Files:
+def new_files(directory: str) -> Files:
+    """Return the files of a new log."""
     Files.create_root(directory)
     return Files(directory)
-
-
-def _rebuild_index(directory: str) -> None:
-    with open_log(directory, maintenance=False, must_exist=True) as log:
-        log.housekeeping.rebuild_index()

@@ -16,7 +16,7 @@ from embedlog import keyspace, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import IllegalStateError
 from embedlog.groups.offsets import CHECKPOINTS, COMMITTED
-from embedlog.keyspace import UNSAVED_OFFSETS, Table
+from embedlog.keyspace import PENDING_OFFSETS, UNSAVED_OFFSETS, Table
 from embedlog.partition import producer_state
 from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
@@ -31,9 +31,9 @@ _LEFT_OUT = (
     *(keyspace.TOPICS, keyspace.SCHEMAS, keyspace.SEGMENTS, keyspace.SEGMENT_INDEXES),
     *(keyspace.SEGMENT_STATISTICS, keyspace.PARTITIONS, keyspace.LEADER_EPOCHS),
     # What is only about files and directories of this log, or not done yet.
-    *(keyspace.UNCOMMITTED_FILES, keyspace.JOURNAL, keyspace.LOG_LOCKED, keyspace.DELETED_TOPICS),
-    *(keyspace.DIRECTORIES, keyspace.ASSIGNMENTS, keyspace.METADATA_EPOCHS),
-    *(keyspace.METADATA_VERSION, keyspace.SNAPSHOTS),
+    *(keyspace.UNCOMMITTED_FILES, keyspace.JOURNAL, keyspace.OFFSET_JOURNAL, keyspace.LOG_LOCKED),
+    *(keyspace.DELETED_TOPICS, keyspace.DIRECTORIES, keyspace.ASSIGNMENTS, keyspace.SNAPSHOTS),
+    *(keyspace.METADATA_EPOCHS, keyspace.METADATA_VERSION),
 )
 _LETTERS = {table.letter for table in _LEFT_OUT}
 
@@ -61,7 +61,8 @@ class StateExport:
 
     def note(self, txn: kv.Txn, tails: Tails) -> None:
         """Read the committed offsets and the producers in a transaction of `live`."""
-        for key in UNSAVED_OFFSETS.keys(txn):
+        # Those of a publication that is not visible yet are saved already.
+        for key in (*UNSAVED_OFFSETS.keys(txn), *PENDING_OFFSETS.keys(txn)):
             self.rows.pop(CHECKPOINTS.key(*key), None)
         for key, committed in COMMITTED.scan(txn):
             self._put(CHECKPOINTS, key, committed)
