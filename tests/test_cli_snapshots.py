@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -20,6 +21,8 @@ def path(tmp_path, monkeypatch):
             for number in range(100):
                 producer.send("flights", value=b"%d" % number, partition=number % 3)
     monkeypatch.setenv("EMBEDLOG_ROOT", path)
+    # The command runs in this process, which would be slow in all later tests, too.
+    monkeypatch.setattr(os, "nice", lambda _: 0)
     return path
 
 
