@@ -290,7 +290,12 @@ def half_files(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "kind"), [(manifest_first, Backup), (format_first, Restore), (half_files, Backup)]
+    ("plant", "kind"),
+    [
+        (format_first, Restore),
+        pytest.param(manifest_first, Backup, marks=pytest.mark.tier("all")),
+        pytest.param(half_files, Backup, marks=pytest.mark.tier("all")),
+    ],
 )
 def test_a_planted_bug_is_found(directory, monkeypatch, plant, kind):
     """What the checks above are worth."""

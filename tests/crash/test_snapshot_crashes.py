@@ -122,7 +122,14 @@ def row_last(monkeypatch: Any) -> None:
     monkeypatch.setattr(snapshot, "_put", only_complete)
 
 
-@pytest.mark.parametrize("plant", [no_flush, lease_last, row_last])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lease_last,
+        pytest.param(no_flush, marks=pytest.mark.tier("all")),
+        pytest.param(row_last, marks=pytest.mark.tier("all")),
+    ],
+)
 def test_a_planted_bug_is_found(directory, monkeypatch, plant):
     """What the checks above are worth."""
     plant(monkeypatch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from support import forks
 from support.conditional_writers import (
@@ -19,6 +21,7 @@ from support.patience import until_enough
 from support.tiers import choose, sample
 
 EXPECTED = {"end": END_EXPECTED, "key": KEY_EXPECTED}
+DURABILITIES = ("os", "fsync")
 
 
 def check_lines(other: str, expected: str, durability: str, lines: range | list[int]) -> int:
@@ -32,18 +35,19 @@ def check_lines(other: str, expected: str, durability: str, lines: range | list[
     return stopped
 
 
-@pytest.mark.parametrize("durability", ["os", "fsync"])
-@pytest.mark.parametrize("expected", EXPECTED)
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    ("other", "expected", "durability"), sample([*product(OTHERS, EXPECTED, DURABILITIES)], 8)
+)
 def test_a_conditional_send_may_be_stopped_anywhere(other, expected, durability):
     """A40, A41: while a rival writes, or the log is compacted, deleted, truncated or rolled."""
     lines = sample(range(150), choose(test=3))
     assert check_lines(other, expected, durability, lines) >= choose(test=2, all=60)
 
 
-@pytest.mark.parametrize("compacts", [False, True])
-@pytest.mark.parametrize("durability", ["os", "fsync"])
-@pytest.mark.parametrize("expects", ["key", "end"])
+@pytest.mark.parametrize(
+    ("expects", "durability", "compacts"),
+    sample([*product(EXPECTED, DURABILITIES, [False, True])], 2),
+)
 def test_no_update_is_lost_or_made_twice(expects, durability, compacts):
     """A40, A41, P1: eight processes count on from what they have read, and are killed and
     stopped."""
