@@ -62,7 +62,7 @@ from embedlog.mirrors import root_target
 from embedlog.mirrors.hops import HEADER, hops_of
 from embedlog.mirrors.root_source import RootSource
 from embedlog.mirrors.root_target import RootTarget
-from embedlog.partition import recovery
+from embedlog.partition import partition_log, recovery
 from embedlog.publish.transaction import Publication, publish
 from embedlog.record import TopicPartition
 from embedlog.replication import root as recovery_of_replicas
@@ -1410,6 +1410,8 @@ def test_a_mirror_finishes_the_append_of_one_that_was_killed_before_its_flush(
 ):
     """The record is there already; when the mirror is done, readers see it, once."""
     monkeypatch.setattr(mirror_module, "FETCH_BYTES", 1)
+    # A writer that is alone for long publishes after its flush only.
+    monkeypatch.setattr(partition_log, "UNDISPUTED", 1 << 30)
     a.create_topic("t")
     for value in (b"1", b"2"):
         send(a, "t", value)
