@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 import pytest
 from support.faulty_files import FALLIBLE
-from support.faulty_roots import Acknowledge, Case, RootFaults
+from support.faulty_roots import Acknowledge, Case, PublishedFaults
 from support.roots import encoded, healthy, no_stray_files, values
 from support.staged_files import escalation, publish, stage
 from support.tiers import choose, sample
 
 from embedlog.config import TopicConfig
-from embedlog.errors import DurabilityError, EmbedlogError
+from embedlog.errors import EmbedlogError
 from embedlog.partition import PartitionLog, journal
 from embedlog.publish import app_versions, staging, transaction
 from embedlog.publish.transaction import Publication
@@ -114,7 +114,7 @@ def jump(root: Root) -> None:
                 transaction.publish(root, [], Publication(name, version + 1, name))
 
 
-class PublicationFaults(RootFaults):
+class PublicationFaults(PublishedFaults):
     """Three publications, each followed by an append of another writer."""
 
     parts: ClassVar = [(part[0], int(part[2:])) for part in PARTS]
@@ -144,18 +144,6 @@ class PublicationFaults(RootFaults):
         steps = steps_done(root)
         assert acked <= steps, f"{acked - steps} were acknowledged"
         assert steps == set(EVERYTHING[: len(steps)]), f"{steps} are not the first steps"
-
-    def check_failure(
-        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
-    ) -> None:
-        """The same holds; a failed flush was reported."""
-        self.check_between(root, acked)
-        if failed:
-            assert isinstance(error, DurabilityError), error
-
-    def repair(self, root: Root, acked: set[str]) -> None:
-        super().repair(root, acked)
-        self.check_between(root, acked)
 
     def check_done(self, root: Root, durability: str) -> None:
         """A repetition of everything skips what is there and publishes the rest, each once."""

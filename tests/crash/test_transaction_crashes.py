@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 from support.faulty_files import FALLIBLE
-from support.faulty_roots import Acknowledge, Case, RootFaults
+from support.faulty_roots import Acknowledge, Case, PublishedFaults
 from support.roots import encoded, healthy, no_stray_files, values
 from support.staged_files import stage
 from support.tiers import choose, sample
 
 from embedlog.config import TopicConfig
 from embedlog.consumer.open_group import open_group
-from embedlog.errors import DurabilityError, EmbedlogError
+from embedlog.errors import EmbedlogError
 from embedlog.groups import offsets as group_offsets
 from embedlog.keyspace import PENDING_OFFSETS
 from embedlog.partition import journal
@@ -76,7 +76,7 @@ def done(root: Root) -> int:
     return committed
 
 
-class TransactionFaults(RootFaults):
+class TransactionFaults(PublishedFaults):
     """Transactions, each followed by an append of another writer."""
 
     parts: ClassVar = [*INPUTS, ("out", 0), ("audit", 0)]
@@ -107,18 +107,6 @@ class TransactionFaults(RootFaults):
     def check_between(self, root: Root, acked: set[str]) -> None:
         """What was acknowledged is there."""
         assert acked <= {f"t{number}" for number in range(1, done(root) + 1)}
-
-    def check_failure(
-        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
-    ) -> None:
-        """The same holds; a failed flush was reported."""
-        self.check_between(root, acked)
-        if failed:
-            assert isinstance(error, DurabilityError), error
-
-    def repair(self, root: Root, acked: set[str]) -> None:
-        super().repair(root, acked)
-        self.check_between(root, acked)
 
     def check_done(self, root: Root, durability: str) -> None:
         """Who goes on at the positions ends with each output once."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from embedlog.errors import EmbedlogError
+from embedlog.errors import DurabilityError, EmbedlogError
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from support import forks
@@ -298,3 +298,19 @@ class RootFaults:
                 abandon(root)
         tell(f"{count} states")
         return count
+
+
+class PublishedFaults(RootFaults):
+    """Work that publishes: what holds between its steps holds after a failure and a repair, too."""
+
+    def check_failure(
+        self, root: Root, error: EmbedlogError | None, number: int, failed: bool, acked: set[str]
+    ) -> None:
+        """The same holds; a failed flush was reported."""
+        self.check_between(root, acked)
+        if failed:
+            assert isinstance(error, DurabilityError), error
+
+    def repair(self, root: Root, acked: set[str]) -> None:
+        super().repair(root, acked)
+        self.check_between(root, acked)
