@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import io
 import os
 import shutil
@@ -118,6 +119,34 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if runs else True
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest notes where it collects
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the files, each worker another one, before all of them are collected.
+
+    What imports a test file first rewrites its asserts, which takes far longer than the rest, and
+    keeps that for the others: in a new clone each worker would do it for all files.
+    """
+    gc.disable()  # what is collected stays; `pytest_collection_finish` goes on
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in _files_below(session.config)[number::count]:
+        folder = str(path.parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)  # as pytest will
+        with suppress(Exception, pytest.skip.Exception):  # pytest will tell
+            importlib.import_module(path.stem)
+
+
+def _files_below(config: pytest.Config) -> list[Path]:
+    """Return the files of tests in the folders that this run was given."""
+    given = [Path(config.invocation_params.dir, argument) for argument in config.args]
+    files = [path for folder in given if folder.is_dir() for path in folder.rglob("test_*.py")]
+    skipped = {path.parent: pytest_ignore_collect(path.parent, config) for path in files}
+    return sorted(path for path in files if not skipped[path.parent])
+
+
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Name a large value by its beginning: what runs tests sends each id around several times."""
     text = val if isinstance(val, (str, bytes)) else ""
@@ -138,6 +167,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over the tests themselves: 0.2 s each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _first_tier(item: pytest.Item) -> str:
