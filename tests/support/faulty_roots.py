@@ -153,9 +153,11 @@ class RootFaults:
         writes = range(counted["write"] if "write" in kinds else 0)
         return cases + [Case(n, "middle", company, ("write",)) for n in writes]
 
-    def check_kills(self, directory: Path, cases: Sequence[Case]) -> int:
+    def check_kills(
+        self, directory: Path, cases: Sequence[Case], enough: int = forks.ENOUGH
+    ) -> int:
         """Kill at many operations; return how many processes were killed."""
-        killed = forks.spread(cases, self.check_kill, directory=directory)
+        killed = forks.spread(cases, self.check_kill, enough=enough, directory=directory)
         tell(f"{sum(killed)} kills at {len(cases)} operations")
         return sum(killed)
 

@@ -152,18 +152,23 @@ def was_killed(work: Callable[[], Any]) -> bool:
 
 
 def spread(
-    cases: Iterable[Any], check: Callable[..., Any], workers: int = WORKERS, **options: Any
+    cases: Iterable[Any],
+    check: Callable[..., Any],
+    workers: int = WORKERS,
+    enough: int = ENOUGH,
+    **options: Any,
 ) -> list[Any]:
     """Run ``check(case, **options)`` for many cases in forked workers.
 
     Returns the values in the order of the cases.  A check that raises, or kills
-    its worker, raises an AssertionError here that names the case.
+    its worker, raises an AssertionError here that names the case.  A worker stops
+    after `enough` failures; who looks for a planted bug needs one.
     """
     listed = list(cases)
     gc.collect()
     gc.freeze()  # what is not touched by the collector is not copied in the children
     children = [
-        Child(lambda part=listed[number::workers]: list(_check_each(check, part, options)))
+        Child(lambda part=listed[number::workers]: list(_check_each(check, part, enough, options)))
         for number in range(workers)
     ]
     ends = [child.end(WORKER_PATIENCE) for child in children]
@@ -178,7 +183,7 @@ def spread(
 
 
 def _check_each(
-    check: Callable[..., Any], cases: list[Any], options: dict[str, Any]
+    check: Callable[..., Any], cases: list[Any], enough: int, options: dict[str, Any]
 ) -> Iterator[tuple[Any, str | None]]:
     """Check the cases, until enough of them have failed."""
     failed = 0
@@ -188,7 +193,7 @@ def _check_each(
         except Exception:  # noqa: BLE001 - a finding
             yield None, f"--- {case}\n{traceback.format_exc(limit=-6)}"
             failed += 1
-            if failed == ENOUGH:
+            if failed == enough:
                 return
 
 
