@@ -5,6 +5,7 @@ One test for each rule; it lists all that breaks it.
 
 import ast
 import functools
+import gc
 import importlib.util
 import re
 import sys
@@ -92,6 +93,14 @@ FILES = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("
 ROOM_FILES = [name for name in FILES if not name.startswith("__")]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_collections():
+    """Spare the garbage collector what is parsed: it takes longer than all tests together."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @functools.cache
 def parsed(name):
     """Return a file's syntax; not before a test asks, since the tests before this one fork."""
@@ -103,9 +112,15 @@ def room_of(name):
     return name.split("/")[0].removesuffix(".py")
 
 
-def imported(tree):
-    """Yield every dotted name a file imports, at the top or inside a function."""
-    for node in ast.walk(tree):
+@functools.cache
+def nodes(name):
+    """Return all nodes of a file's syntax."""
+    return tuple(ast.walk(parsed(name)))
+
+
+def imported(found):
+    """Yield every dotted name that nodes import, at the top or inside a function."""
+    for node in found:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -113,21 +128,25 @@ def imported(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def for_types_only(tree):
-    """Yield what is imported under TYPE_CHECKING, which nobody runs."""
-    for node in ast.walk(tree):
+def for_types_only(name):
+    """Yield what a file imports under TYPE_CHECKING, which nobody runs."""
+    for node in nodes(name):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            yield from chain.from_iterable(imported(each) for each in node.body)
+            yield from chain.from_iterable(imported(ast.walk(each)) for each in node.body)
 
 
-def mentioned(tree):
+def dotted(node):
+    """Return the name that a node writes out; None where it is more than names and dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else None
+    return before and f"{before}.{node.attr}"
+
+
+def mentioned(name):
     """Yield every dotted name in a file, written out or imported."""
-    yield from imported(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name):
-            name = ast.unparse(node)
-            if name.replace(".", "").isidentifier():
-                yield name
+    yield from imported(nodes(name))
+    yield from filter(None, map(dotted, nodes(name)))
 
 
 def assert_none(offenders):
@@ -149,13 +168,13 @@ def uses(is_forbidden, but=()):
 @functools.cache
 def imports(name):
     """Return every dotted name that a file imports."""
-    return frozenset(imported(parsed(name)))
+    return frozenset(imported(nodes(name)))
 
 
 @functools.cache
 def mentions(name):
     """Return every dotted name in a file."""
-    return frozenset(mentioned(parsed(name)))
+    return frozenset(mentioned(name))
 
 
 @functools.cache
@@ -163,7 +182,7 @@ def functions(name):
     """Return the functions of a file with their lines, docstring and blank lines not counted."""
     lines = (PACKAGE / name).read_text().splitlines()
     found = []
-    for node in ast.walk(parsed(name)):
+    for node in nodes(name):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             own = set(range(node.lineno, node.end_lineno + 1))
             if ast.get_docstring(node) is not None:
@@ -195,7 +214,7 @@ def test_a_third_party_package_enters_through_its_door():
     """One room to change when a library changes."""
     offenders = []
     for name in FILES:
-        for other in sorted(imports(name) - set(for_types_only(parsed(name)))):
+        for other in sorted(imports(name) - set(for_types_only(name))):
             doors = DOORS.get(LAZY.get(other, other).split(".")[0])
             if doors is not None and room_of(name) not in doors:
                 offenders.append(f"{name} imports {other}")
@@ -267,7 +286,7 @@ def error_texts():
     """
     kinds = {kind for kind in vars(errors) if kind.endswith("Error")}
     for name in FILES:
-        for node in ast.walk(parsed(name)):
+        for node in nodes(name):
             if not isinstance(node, ast.Call):
                 continue
             texts = [("todo", each.value) for each in node.keywords if each.arg == "todo"]
@@ -297,7 +316,7 @@ def test_a_context_manager_that_converts_errors_leaves_no_cycle_of_frames():
     found = [
         f"{name}:{each.lineno}: {ast.unparse(each)}"
         for name in FILES
-        for function in ast.walk(parsed(name))
+        for function in nodes(name)
         if isinstance(function, ast.FunctionDef)
         and "contextmanager" in map(ast.unparse, function.decorator_list)
         for block in ast.walk(function)
@@ -381,11 +400,11 @@ def import_graph():
     graph = {}
     for module, name in modules.items():
         package = module.rpartition(".")[0] + "."
-        types = {each for each in for_types_only(parsed(name)) if each.startswith(package)}
+        types = {each for each in for_types_only(name) if each.startswith(package)}
         # `from package import name` is an import of a module, or of the package itself.
         targets = {
             other if other in modules else other.rpartition(".")[0]
-            for other in set(imported(parsed(name))) - types
+            for other in imports(name) - types
         }
         graph[module] = targets & modules.keys() - {module}
     return graph
@@ -414,7 +433,7 @@ def test_a_class_name_is_defined_once():
     for name in FILES:
         if room_of(name) == "kafka":
             continue
-        for node in ast.walk(parsed(name)):
+        for node in nodes(name):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name)
     assert_none([f"{name}: {', '.join(files)}" for name, files in homes.items() if len(files) > 1])
@@ -459,7 +478,7 @@ def fields_and_assignments():
     fields, assigned = {}, []
     for name in FILES:
         declared = fields.setdefault(room_of(name), set())
-        for node in ast.walk(parsed(name)):
+        for node in nodes(name):
             if isinstance(node, ast.ClassDef):
                 declared |= {
                     one.target.id

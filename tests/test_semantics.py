@@ -76,19 +76,31 @@ def lines_with(pattern, text):
             yield number, match.group()
 
 
-def docstrings(tree):
+def nodes_with_a_code(shown):
+    """Yield the path and the syntax of each module below some folders, but of those without."""
+    for path, text in sources().items():
+        if path.startswith(shown) and path.endswith(".py") and code_pattern().search(text):
+            yield path, nodes(path)
+
+
+@functools.cache
+def nodes(path):
+    """Return all nodes of a module's syntax."""
+    return tuple(ast.walk(ast.parse(sources()[path], path)))
+
+
+def docstrings(found):
     """Yield the docstrings of a module, those of attributes too, with their lines."""
-    for node in ast.walk(tree):
+    for node in found:
         constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if constant and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
 
-def strings(tree):
+def strings(found):
     """Yield the string literals of a module, with their lines, except docstrings."""
-    nodes = list(ast.walk(tree))
-    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    for node in nodes:
+    docstrings = {id(node.value) for node in found if isinstance(node, ast.Expr)}
+    for node in found:
         constant = isinstance(node, ast.Constant) and id(node) not in docstrings
         if constant and isinstance(node.value, str):
             yield node.lineno, node.value
@@ -128,9 +140,8 @@ def test_no_message_has_a_code():
     """Exceptions, hints, warnings, log records, help and output are for users."""
     offenders = [
         f"{path}:{number}: {string!r}"
-        for path, text in sources().items()
-        if path.startswith(SHOWN) and path.endswith(".py")
-        for number, string in strings(ast.parse(text, path))
+        for path, found in nodes_with_a_code(SHOWN)
+        for number, string in strings(found)
         if code_pattern().search(string)
     ]
 
@@ -141,9 +152,8 @@ def test_no_docstring_has_a_code():
     """`help` shows docstrings to users; comments and tests cite the rules."""
     offenders = [
         f"{path}:{number}: {code}"
-        for path, text in sources().items()
-        if path.startswith(PACKAGES) and path.endswith(".py")
-        for number, docstring in docstrings(ast.parse(text, path))
+        for path, found in nodes_with_a_code(PACKAGES)
+        for number, docstring in docstrings(found)
         for code in code_pattern().findall(docstring)
     ]
 

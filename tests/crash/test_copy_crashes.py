@@ -129,18 +129,18 @@ FAULTS = CopyFaults()
 @COMPANY
 def test_when_it_is_killed_the_copy_is_a_prefix(directory, company):
     """At every operation; the next call goes on exactly there."""
-    assert FAULTS.kill_everywhere(directory, 10, company) >= choose(test=6, all=100)
+    assert FAULTS.kill_everywhere(directory, 6, company) >= choose(test=3, all=100)
 
 
 def test_when_it_fails_nothing_is_lost(directory):
     """Any operation, once or from then on; with the same handle all is done after."""
-    assert FAULTS.fail_everywhere(directory, 10) >= choose(test=2, all=60)
+    assert FAULTS.fail_everywhere(directory, 6) >= choose(test=1, all=60)
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_after_a_power_cut_the_copy_is_a_prefix(directory, durability):
     """At every cut; with fsync it has all that was acknowledged, gaps or not."""
-    limit = choose(test=30, all=1500)
+    limit = choose(test=20, all=1500)
     assert FAULTS.cut_everywhere(directory, limit, durability) >= limit / 6
 
 

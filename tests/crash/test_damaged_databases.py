@@ -208,7 +208,7 @@ def _nothing_is_lost(directory: Path, image: Image) -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [choose(test=12, all=430), pytest.param(8_600, marks=pytest.mark.tier("nightly"))],
+    [choose(test=8, all=430), pytest.param(8_600, marks=pytest.mark.tier("nightly"))],
     ids="count={}".format,
 )
 def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, record_property):

@@ -34,7 +34,7 @@ def faults(templates: Templates, scenarios: list[Scenario], *, full: bool = Fals
     cases = program_faults.fault_cases(
         scenarios, [templates.count(scenario) for scenario in scenarios], full=full
     )
-    cases = sample(cases, 20)
+    cases = sample(cases, 14)
     raised = forks.spread(
         cases, program_faults.check_fault, templates=templates, scenarios=scenarios
     )
@@ -46,7 +46,7 @@ def shorts(templates: Templates, scenarios: list[Scenario], ways: int = 5) -> tu
     """Shorten every write of every scenario, in some ways; returns how many writes and cases."""
     counts = [templates.count(scenario) for scenario in scenarios]
     cases = program_faults.short_cases(counts, ways)
-    chosen = sample(cases, 8)
+    chosen = sample(cases, 6)
     forks.spread(chosen, program_faults.check_short, templates=templates, scenarios=scenarios)
     writes = sum(counted["write"] for counted in counts)
     tell(f"{len(chosen)} short writes, of {len(cases)} at all of {writes} writes")
@@ -55,7 +55,7 @@ def shorts(templates: Templates, scenarios: list[Scenario], ways: int = 5) -> tu
 
 def test_a_failing_operation_is_an_error_and_loses_nothing(templates: Templates) -> None:
     """P8: the error has its errno, nothing acked is lost; others go on, and a new opening works."""
-    assert faults(templates, SCENARIOS) >= choose(test=20, all=600)
+    assert faults(templates, SCENARIOS) >= choose(test=14, all=600)
 
 
 def test_one_process_goes_on_after_every_error_that_it_meets(templates: Templates) -> None:

@@ -149,7 +149,7 @@ def _take_all(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "limit", [choose(test=20, all=60), pytest.param(None, marks=pytest.mark.tier("nightly"))]
+    "limit", [choose(test=12, all=60), pytest.param(None, marks=pytest.mark.tier("nightly"))]
 )
 def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
     """P1, P15: what it reported as committed is so; no member waits, no partition is left out."""

@@ -102,12 +102,12 @@ FAULTS = KeyIndexFaults()
 @COMPANY
 def test_when_it_is_killed_each_key_has_its_last_value(directory, company):
     """D28: at every operation; the next round writes what is missing, and no file is left over."""
-    assert FAULTS.kill_everywhere(directory, 12, company) >= choose(test=6, all=60)
+    assert FAULTS.kill_everywhere(directory, 7, company) >= choose(test=3, all=60)
 
 
 def test_when_it_fails_each_key_has_its_last_value(directory):
     """D28: any operation, once or from then on."""
-    assert FAULTS.fail_everywhere(directory, 10) >= choose(test=2, all=20)
+    assert FAULTS.fail_everywhere(directory, 6) >= choose(test=1, all=20)
 
 
 def test_after_a_power_cut_each_key_has_its_last_value(directory):

@@ -353,7 +353,7 @@ def test_a_mirror_that_is_killed_goes_on_where_it_was(own: Path, faults: RootFau
         Case(n, ("before", "middle", "after")[n % 3], company, durability=DURABILITIES[index % 2])
         for index, n in enumerate(range(0, total, step))
     ]
-    assert faults.check_kills(own, sample(cases, 6)) >= choose(test=3, all=80)
+    assert faults.check_kills(own, sample(cases, 4)) >= choose(test=2, all=80)
 
 
 @BOTH
@@ -366,7 +366,7 @@ def test_a_mirror_that_fails_loses_nothing(own: Path, faults: RootFaults):
         Case(n, ("once", "forever")[index % 2], durability=DURABILITIES[index // 2 % 2])
         for index, n in enumerate(range(0, total, step))
     ]
-    assert faults.check_faults(own, sample(cases, 6)) >= choose(test=1, all=20)
+    assert faults.check_faults(own, sample(cases, 4)) >= choose(test=1, all=20)
 
 
 @BOTH
@@ -375,7 +375,7 @@ def test_after_a_power_cut_a_mirror_goes_on_where_the_copy_ends(
     own: Path, faults: RootFaults, durability: str
 ):
     """The target may lose what was not flushed, and gets it again."""
-    limit = choose(test=10, all=300)
+    limit = choose(test=7, all=300)
     recording = faults.record(own, durability)
     assert faults.check_power_cuts(recording, limit, own, durability) >= limit / 4
 

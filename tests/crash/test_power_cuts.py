@@ -32,7 +32,7 @@ def check(work: Work, cuts: list[Cut], states: int, record_property: Any) -> Non
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=150, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=100, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_property):
@@ -42,7 +42,7 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=100, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=75, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
@@ -57,7 +57,7 @@ def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, rec
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=40, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=25, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):

@@ -106,12 +106,12 @@ FAULTS = RebatchFaults()
 @COMPANY
 def test_when_it_is_killed_the_segment_is_the_old_one_or_the_new_one(directory, company):
     """At every operation; the next call finishes it, and no file is left over."""
-    assert FAULTS.kill_everywhere(directory, 8, company) >= choose(test=5, all=40)
+    assert FAULTS.kill_everywhere(directory, 6, company) >= choose(test=4, all=40)
 
 
 def test_when_it_fails_nothing_is_lost(directory):
     """Any operation, once or from then on; with the same handle all is done after."""
-    assert FAULTS.fail_everywhere(directory, 6) >= choose(test=1, all=20)
+    assert FAULTS.fail_everywhere(directory, 4) >= choose(test=1, all=20)
 
 
 def test_after_a_power_cut_the_segment_is_the_old_one_or_the_new_one(directory):

@@ -157,15 +157,15 @@ def test_outputs_and_positions_move_together_whenever_the_process_is_killed(
     directory: Path, counted: dict[str, dict[str, int]], company: bool
 ) -> None:
     """P1, G22: whoever goes on at the positions ends with each output once."""
-    cases = sample(kills(counted, company, choose(test=4, all=1)), 12)
-    assert FAULTS.check_kills(directory, cases) >= choose(test=6, all=100)
+    cases = sample(kills(counted, company, choose(test=4, all=1)), 8)
+    assert FAULTS.check_kills(directory, cases) >= choose(test=4, all=100)
 
 
 def test_outputs_and_positions_move_together_whatever_fails(
     directory: Path, counted: dict[str, dict[str, int]]
 ) -> None:
     """P8, P9, P10: any operation, once or from then on."""
-    cases = sample(faults(counted, choose(test=4, all=1)), 8)
+    cases = sample(faults(counted, choose(test=4, all=1)), 6)
     assert FAULTS.check_faults(directory, cases) >= choose(test=2, all=50)
 
 
@@ -174,7 +174,7 @@ def test_outputs_and_positions_move_together_wherever_the_power_is_cut(
     directory: Path, durability: str
 ) -> None:
     """P4, with both durabilities: a transaction with positions is flushed."""
-    limit = choose(test=25, all=400, nightly=10_000)
+    limit = choose(test=20, all=400, nightly=10_000)
     recording = FAULTS.record(directory, durability)
     assert FAULTS.check_power_cuts(recording, limit, directory, durability) >= min(limit, 300) * 0.8
 

@@ -413,7 +413,7 @@ def test_random_kills_and_stops_lose_and_repeat_nothing() -> None:
 
 def test_nothing_is_torn_from_readers_of_what_is_cut_and_deleted() -> None:
     """P20: they finish what they hold, or get OffsetOutOfRangeError; none dies of SIGBUS."""
-    opens = choose(test=6_000, all=100_000)
+    opens = choose(test=4_000, all=100_000)
 
     def run(seed: int) -> dict[str, int]:
         with scratch_directory() as directory:

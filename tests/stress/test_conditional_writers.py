@@ -35,7 +35,7 @@ def check_lines(other: str, expected: str, durability: str, step: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("other", "expected", "durability"), sample([*product(OTHERS, EXPECTED, DURABILITIES)], 8)
+    ("other", "expected", "durability"), sample([*product(OTHERS, EXPECTED, DURABILITIES)], 6)
 )
 def test_a_conditional_send_may_be_stopped_anywhere(other, expected, durability):
     """A40, A41: while a rival writes, or the log is compacted, deleted, truncated or rolled."""
@@ -67,7 +67,7 @@ def test_no_update_is_lost_or_made_twice(expects, durability, compacts):
 def pairs(*others: str, durability: str = "os", expected: str = "key") -> None:
     """Check a send at all of its lines."""
     for other in others:
-        assert check_lines(other, expected, durability, choose(test=5, all=1)) > 10
+        assert check_lines(other, expected, durability, choose(test=11, all=1)) > 10
 
 
 APPEND, CONDITION = "embedlog.partition.append:append", "embedlog.partition.append_condition"

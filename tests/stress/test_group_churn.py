@@ -363,7 +363,7 @@ def with_long_sessions(**how) -> Churn:
     return Churn(session_ms=8000, stops=(0.02, 0.2, 0.5), strategy="range", **how)
 
 
-SECONDS = choose(test=1.5, all=5.0)
+SECONDS = choose(test=1.0, all=5.0)
 
 
 @pytest.mark.parametrize(
