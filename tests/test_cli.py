@@ -607,22 +607,29 @@ def parts_of_hints(node):
     return node.args[1:] if is_hint else []
 
 
+def modules_with(*texts):
+    """Yield the path and the syntax of each module of the package that has one of some texts."""
+    for path in Path(embedlog.__file__).parent.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        if any(text in source for text in texts):
+            yield path, list(ast.walk(ast.parse(source)))
+
+
 def test_what_a_program_is_told_has_no_command_of_the_shell_alone():
     """A command stands in the second half of a `Hint`, whose first half is the call."""
-    package, offenders = Path(embedlog.__file__).parent, []
-    for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    offenders = []
+    for path, nodes in modules_with("`embedlog "):
         for_shell = {
             id(part)
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Call)
             for argument in parts_of_hints(node)
             for part in ast.walk(argument)
         }
-        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         offenders += [
-            f"{path.relative_to(package)}:{node.lineno}: {node.value}"
-            for node in ast.walk(tree)
+            f"{path}:{node.lineno}: {node.value}"
+            for node in nodes
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if "`embedlog " in node.value and id(node) not in for_shell | docs
             if path.parent.name != "cli" and path.name != "member_file.py"
@@ -633,11 +640,10 @@ def test_what_a_program_is_told_has_no_command_of_the_shell_alone():
 
 def test_each_command_in_an_error_exists():
     """Wherever the code says what to do: with its verbs, arguments and options."""
-    package = Path(embedlog.__file__).parent
     texts = [
         sentences(part)
-        for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for _, nodes in modules_with("todo=", "Hint(")
+        for node in nodes
         for part in parts_of_hints(node)
     ]
     commands = {words[1] for text in texts for words in COMMAND.finditer(text)}

@@ -6,11 +6,14 @@ refers to a page that the repository does not have.
 
 import ast
 import functools
+import gc
 import importlib.util
 import json
 import re
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "semantics.md"
@@ -55,6 +58,16 @@ def text_of(path):
     if path.suffix != ".ipynb":
         return text
     return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_collections():
+    """Spare the garbage collector what is parsed, and the forks of later tests, too."""
+    gc.disable()
+    yield
+    for cached in (sources, nodes):
+        cached.cache_clear()
+    gc.enable()
 
 
 def rules():
