@@ -25,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -145,6 +146,16 @@ def _files_below(config: pytest.Config) -> list[Path]:
     files = [path for folder in given if folder.is_dir() for path in folder.rglob("test_*.py")]
     skipped = {path.parent: pytest_ignore_collect(path.parent, config) for path in files}
     return sorted(path for path in files if not skipped[path.parent])
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out the tests of `--dist loadgroup` in portions: see `Portions`."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from support.portions import Portions
+
+    return Portions(config, log)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

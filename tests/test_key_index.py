@@ -161,7 +161,7 @@ LINES = range(0, 340, choose(quick=1, all=2, nightly=1))
 
 
 @pytest.mark.parametrize("second", SECONDS)
-@pytest.mark.parametrize("line", sample(LINES, choose(quick=6, test=25)))
+@pytest.mark.parametrize("line", sample(LINES, choose(quick=6, test=12)))
 def test_a_look_up_goes_on_beside_any_other_operation(tmp_path, line, second):
     """D28: stopped at any line, it finds the value of before or of after; the next one finds the
     new one."""
@@ -190,7 +190,7 @@ def test_a_look_up_goes_on_beside_any_other_operation(tmp_path, line, second):
         assert topic.get(b"b") == b"3"
 
 
-@pytest.mark.parametrize("line", sample(range(60), choose(quick=6, test=25)))
+@pytest.mark.parametrize("line", sample(range(60), choose(quick=6, test=12)))
 def test_an_index_that_is_written_while_its_segment_goes_is_removed(tmp_path, line):
     """D28: retention does not wait for the lock of rewrites."""
     with watched_locks(), embedlog.open(tmp_path, maintenance=False) as log:

@@ -102,8 +102,18 @@ def printed_by(
     return printed
 
 
+LONG = ("avro.md", "typed-topics.md typed-topics-doors.md")
+"""Pages whose commands take seconds, each of which imports what others of the guide do."""
+
+
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("page", [*WITH_SHELL, *PYTHON_ONLY])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.tier("all")] if page in LONG else [])
+        for page in [*WITH_SHELL, *PYTHON_ONLY]
+    ],
+)
 def test_the_page_prints_what_it_says(page, tmp_path, environment):
     """The Python blocks run in one session, the shell blocks as its subprocesses."""
     blocks = blocks_of(page)

@@ -69,7 +69,11 @@ def marked() -> set[str]:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
+@pytest.mark.parametrize(
+    "checker",
+    [pytest.param(mypy, marks=pytest.mark.tier("all")), pyright],  # ten seconds, and two
+    ids=lambda checker: checker.__name__,
+)
 def test_type_checkers_refuse_the_wrong_uses_and_no_others(checker):
     """In `type_checks/` each line that is marked is refused, and nothing else.
 

@@ -135,7 +135,8 @@ def test_a_stopped_process_is_named_by_those_who_wait_for_it(templates: Template
     tell(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
     # The last ones are past the end of the program: all its operations were tried.
     assert choose(test=4, all=100) <= stopped < sum(len(case.operations) for case in cases)
-    assert refused >= stopped / 2
+    # Not each operation is one under a lock.
+    assert refused >= choose(test=1, all=stopped / 2)
 
 
 def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(templates: Templates) -> None:
@@ -220,7 +221,14 @@ def test_a_fork_at_any_line_of_another_thread_disturbs_neither_side(
     assert reached > len(cases) / 2
 
 
-@pytest.mark.parametrize("program", fork_in_first_use.PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        # pandas takes a second to import.
+        pytest.param(program, marks=[pytest.mark.tier("all")] if program == "frame-frame" else [])
+        for program in fork_in_first_use.PROGRAMS
+    ],
+)
 def test_a_fork_in_the_first_use_of_a_library_disturbs_neither_side(
     tmp_path: Path, program: str
 ) -> None:

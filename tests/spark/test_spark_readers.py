@@ -181,7 +181,7 @@ def _negated(part: Condition) -> Condition:
 functions = pytest.importorskip("pyspark.sql.functions")
 
 LONGS = ("-9223372036854775807L - 1L", "9223372036854775807L")
-SEEDS = range(choose(test=6, all=60, nightly=1000))
+SEEDS = range(choose(test=4, all=60, nightly=1000))
 
 
 @pytest.fixture
@@ -284,8 +284,8 @@ def test_a_task_ends_at_its_limit_and_leaves_out_batches_of_other_times(jvm, ran
 def test_only_what_is_lost_is_skipped(jvm, random_log, seed, caplog):
     """With failOnDataLoss=false a deleted file does not hide the files behind it."""
     dice = random.Random(seed)
-    log = random_log(dice, steps=60)
-    for _ in range(4):
+    log = random_log(dice, steps=choose(test=40, all=60))
+    for _ in range(choose(test=3, all=4)):
         tasks = plan_batch(SourceOptions.parse(random_options(log, dice)), cores=dice.randint(1, 3))
         parts = [(task, part) for task in tasks for part in task.slices]
         paths = sorted({chunk.path for _, part in parts for chunk in part.chunks})
