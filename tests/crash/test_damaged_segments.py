@@ -183,7 +183,7 @@ def test_no_flipped_byte_zeroed_sector_or_cut_of_a_segment_is_read_silently(extr
 
 @pytest.mark.parametrize(
     "count",
-    [choose(test=8, all=100), pytest.param(20_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=5, all=100), pytest.param(20_000, marks=pytest.mark.tier("nightly"))],
     ids="count={}".format,
 )
 def test_a_damaged_root_opens_tells_reads_the_rest_and_is_repaired(count, record_property):

@@ -351,7 +351,7 @@ def with_names(rows):
     return [dict(zip(ALL, row, strict=True)) for row in rows]
 
 
-QUERY_SEEDS = range(choose(test=2, all=12, nightly=200))
+QUERY_SEEDS = range(choose(test=1, all=12, nightly=200))
 
 
 @pytest.mark.tier("test")

@@ -75,7 +75,7 @@ def mount(program: Path, log: Log) -> Iterator[Path]:
         yield mount
 
 
-@pytest.fixture(params=["python", "jvm"])
+@pytest.fixture(params=["python", pytest.param("jvm", marks=pytest.mark.xdist_group("spark"))])
 def read(request: pytest.FixtureRequest) -> Any:
     """A function that reads input partitions with one of the readers, and returns the values."""
     if request.param == "python":

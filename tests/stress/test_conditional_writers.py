@@ -50,7 +50,7 @@ def test_a_conditional_send_may_be_stopped_anywhere(other, expected, durability)
 def test_no_update_is_lost_or_made_twice(expects, durability, compacts):
     """A40, A41, P1: eight processes count on from what they have read, and are killed and
     stopped."""
-    seconds = choose(test=1.0, all=8.0, nightly=60.0)
+    seconds = choose(test=0.6, all=8.0, nightly=60.0)
 
     def run(seed: int) -> dict[str, int]:
         with scratch_directory() as directory:

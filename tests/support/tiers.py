@@ -17,7 +17,7 @@ T = TypeVar("T")
 TIERS = ("quick", "test", "all", "nightly")
 FOLDERS = {"crash": "test", "model": "test", "spark": "test", "stress": "test"}
 """The tier in which the tests of a folder run first, if they have no mark of their own."""
-EXAMPLES = {"quick": 20, "test": 30, "all": 200, "nightly": 2_000}
+EXAMPLES = {"quick": 20, "test": 20, "all": 200, "nightly": 2_000}
 """How many examples hypothesis tries."""
 
 _tier = "test"
