@@ -1,7 +1,8 @@
 """How many transactions a second do members commit, each with a record and a position?
 
 Each member reads a partition of its own, and writes to one of its own, so they share only the
-databases, and the flushes of these.
+databases, and the flushes of these.  Beside it a Kafka broker on the same disk, with librdkafka's
+producers, which needs Java, Maven and confluent-kafka; as a broker does, it flushes nothing.
 """
 
 import os
@@ -10,10 +11,11 @@ from contextlib import ExitStack
 
 import pytest
 from conftest import start_process
+from support import kafka_broker
 
 import embedlog
 
-TRANSACTIONS = int(os.environ.get("EMBEDLOG_BENCH_TRANSACTIONS", "400"))
+TRANSACTIONS = int(os.environ.get("EMBEDLOG_BENCH_TRANSACTIONS", "1600"))
 """Of all members together."""
 
 
@@ -29,27 +31,79 @@ def transactions_of(path, durability, number, count, pipe):
                 transaction.commit_offsets(consumer, {partition: offset})
 
         transform(0)
-        pipe.send(None)
-        pipe.recv()
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        for offset in range(1, count + 1):
-            transform(offset)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        pipe.send(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        pipe.recv()
+        run(transform, count, pipe)
+
+
+def transactions_of_kafka(address, number, count, pipe):
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    settings = {"bootstrap.servers": address}
+    producer = Producer({**settings, "transactional.id": f"member {number}"})
+    producer.init_transactions()
+    consumer = Consumer({**settings, "group.id": f"g{number}", "enable.auto.commit": False})
+    group = consumer.consumer_group_metadata()
+
+    def transform(offset):
+        producer.begin_transaction()
+        producer.produce("out", b"x" * 100, partition=number)
+        producer.send_offsets_to_transaction([TopicPartition("in", number, offset)], group)
+        producer.commit_transaction()
+
+    transform(0)
+    run(transform, count, pipe)
+    consumer.close()
+
+
+def run(transform, count, pipe):
+    """Make transactions when told to, and send the CPU time."""
+    pipe.send(None)
+    pipe.recv()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    for offset in range(1, count + 1):
+        transform(offset)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    pipe.send(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    pipe.recv()
+
+
+MEMBERS = pytest.mark.parametrize("members", [1, 4, 16], ids="members={}".format)
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-@pytest.mark.parametrize("members", [1, 4, 16], ids="members={}".format)
+@MEMBERS
 def bench_transactions(benchmark, note, log, members, durability):
     """Commits per second of all members together, and the CPU time of one."""
     for topic in ("in", "out"):
         log.create_topic(topic, members)
+    measure(benchmark, note, members, transactions_of, log.path, durability)
+    assert len(log.topic("out")) == members * (1 + max(TRANSACTIONS // members, 1))
+
+
+@pytest.fixture(scope="module")
+def broker():
+    pytest.importorskip("confluent_kafka")
+    with kafka_broker.broker(120) as address:
+        yield address
+
+
+@MEMBERS
+def bench_transactions_of_kafka(benchmark, note, broker, members):
+    """The same with a broker."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": broker})
+    for topic in ("in", "out"):
+        if topic not in admin.list_topics().topics:
+            admin.create_topics([NewTopic(topic, 16)])[topic].result()
+    measure(benchmark, note, members, transactions_of_kafka, broker)
+
+
+def measure(benchmark, note, members, work, *arguments):
+    """Let members make transactions at the same time, in a process each."""
     count = max(TRANSACTIONS // members, 1)
     with ExitStack() as running:
         pipes = [
-            start_process(running, transactions_of, log.path, durability, number, count)
-            for number in range(members)
+            start_process(running, work, *arguments, number, count) for number in range(members)
         ]
         for pipe in pipes:
             pipe.recv()
@@ -69,4 +123,3 @@ def bench_transactions(benchmark, note, log, members, durability):
         commits_per_second=round(total / benchmark.stats["mean"]),
         cpu_us_of_one=round(sum(seconds) / total * 1e6),
     )
-    assert len(log.topic("out")) == total + members

@@ -43,7 +43,7 @@ from embedlog.groups.membership import GROUPS, MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends, PendingOffsetsError
 from embedlog.groups.ownership import NO_START, OWNERS, PartitionOwner
 from embedlog.hints import Hint
-from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY, PENDING_OFFSETS
+from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.lazy import logging
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -81,6 +81,9 @@ class GroupContext(Protocol):
         self, group: bytes, partitions: Collection[bytes], *, abort: bool = True
     ) -> None:
         """Finish or drop the publications that are about to commit offsets of partitions."""
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Make what groups have committed survive a power cut."""
 
 
 class GroupSnapshot(NamedTuple):
@@ -401,9 +404,61 @@ class Group:
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self._check_committer(txn, group, member, partitions)
+            offsets.check_written(txn, self.key, partitions)
             offsets.note(txn, self.key, partitions, number)
 
         self.update_without_dead_members(step)
+
+    def commit_with(
+        self,
+        member: ConsumerGroupMetadata,
+        rows: Mapping[bytes, bytes],
+        write: Callable[[kv.Txn], T],
+        *,
+        visible: bool,
+    ) -> T:
+        """Commit offsets in one transaction of `live` with what ``write`` does there.
+
+        Args:
+            member: Who commits, as of when it read the records.
+            rows: As `encode` returns them.
+            write: May run more than once.
+            visible: Whether the offsets become visible now, or with the next checkpoint.
+
+        Raises:
+            CommitFailedError: As `announce`.
+        """
+
+        def step(txn: kv.Txn, group: Membership) -> T:
+            self._check_committer(txn, group, member, rows)
+            return commit(txn)
+
+        def commit(txn: kv.Txn) -> T:
+            offsets.write(txn, self.key, rows, visible=visible)
+            return write(txn)
+
+        def step_of_committer(txn: kv.Txn) -> tuple[T] | None:
+            return (commit(txn),) if self._is_committer(txn, member, rows) else None
+
+        # The document, which is JSON, takes as long to read as all the rest.
+        done = self.settled(lambda: self.context.live.write(step_of_committer))
+        return self.update_without_dead_members(step) if done is None else done[0]
+
+    def _is_committer(
+        self, txn: kv.Txn, member: ConsumerGroupMetadata, partitions: Collection[bytes]
+    ) -> bool:
+        """Whether the rows of a group show that `_check_committer` would pass."""
+        if txn.get(self._document) is None:
+            return False
+        if not member.member_id:
+            return not MEMBER_DEADLINES.any(txn, self.key)
+        owners = [OWNERS.get(txn, self.key, partition) for partition in partitions]
+        return all(
+            owner is not None
+            and owner.member == member.member_id
+            and owner.generation <= member.generation_id
+            for owner in owners
+        )
 
     def _check_committer(
         self,
@@ -516,7 +571,7 @@ class Group:
     def checkpoint(self, *, always: bool = False, timeout: float | None = None) -> None:
         """Make commits survive a power cut, if the log's durability is "fsync" or ``always``."""
         if always or self.context.durability == "fsync":
-            offsets.checkpoint(self.context.live, self.context.state, timeout)
+            self.context.checkpoint(timeout)
 
     # Administration
 
@@ -577,7 +632,7 @@ class Group:
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "delete it")
             offsets.check_settled(
-                txn, self.key, [p for _, p in PENDING_OFFSETS.keys(txn, self.key)]
+                txn, self.key, [p for _, p in offsets.PENDING.keys(txn, self.key)]
             )
             offsets.remove(txn, self.key, offsets.of_group(txn, self.key))
 
@@ -653,7 +708,7 @@ class Group:
                 self.context.settle_offsets(self.key, pending.partitions)
 
     def _has_offsets(self, txn: kv.Txn) -> bool:
-        return COMMITTED.any(txn, self.key) or PENDING_OFFSETS.any(txn, self.key)
+        return COMMITTED.any(txn, self.key) or offsets.PENDING.any(txn, self.key)
 
     def update_without_dead_members(self, step: Step[T], timeout: float | None = None) -> T:
         """Run a step as `update`; if members prevent it, remove the dead ones and try again."""

@@ -465,6 +465,12 @@ OFFSET_JOURNAL = Table[Any](
     "The offset that a group commits with its last publication, and the partitions of that",
     optional=True,
 )
+ROLLBACK_POINTS = Table[Any](
+    "6",
+    "partition: partition key",
+    "number: u64, offset: u64",
+    "Where the partition ends after a power cut: what transactions wrote there is not flushed yet",
+)
 LOG_LOCKED = Table[None](
     "3", "", "", "A publication holds the lock of the whole log, or its process died while it did"
 )
@@ -672,11 +678,28 @@ UNSAVED_OFFSETS = Table[None](
     "",
     "Marks a committed offset, or its deletion, that is not in `state` yet",
 )
-PENDING_OFFSETS = Table[int](
+PENDING_OFFSETS = Table[Any](
     "n",
     "group: text, partition: partition key",
-    "number: u64",
-    "The publication that is about to commit an offset of a group, and checked its member",
+    "number: u64, rest: bytes",
+    "The publication that is about to commit an offset of a group, and checked its member; if it "
+    "is 0, a transaction has committed the offset, which is `rest`, and is not flushed yet",
+)
+UNFLUSHED = Table[Any](
+    "f",
+    "partition: partition key",
+    "offset: u64, position: u64",
+    "From where on a partition has transactions that are not flushed",
+)
+TRANSACTIONS = Table[Any](
+    "x",
+    "transactional_id: text",
+    "producer_id: u64, number: u64, version: u64",
+    "The last transaction of a producer: its number has the producer's epoch above 32 bits; and "
+    "the version of `live` that committed it",
+)
+CHECKPOINTED = Table[int](
+    "q", "", "version: u64", "The version of `live` up to which transactions are flushed"
 )
 MAINTENANCE_OWNER = Table[Any](
     "m",

@@ -224,6 +224,7 @@ def test_a_deleted_topic_leaves_no_row(root):
         (keyspace.SEGMENT_STATISTICS, b"of a typed topic"),
         (keyspace.ASSIGNMENTS, {}),
         (keyspace.MIRROR_POSITIONS, (1, 2, 3, 4)),
+        (keyspace.ROLLBACK_POINTS, (1, 2)),
     ]
     for table, value in rows_by_hand:
         key = rows_of(table.key_layout, 0)[1:]
@@ -237,8 +238,9 @@ def test_a_deleted_topic_leaves_no_row(root):
         lambda txn: keyspace.PENDING_DELETES.put(txn, *pending, value=(1 << 60, 0, "x"))
     )
     root.context.live.write(
-        lambda txn: keyspace.PENDING_OFFSETS.put(txn, "g", topic.key(0), value=3)
+        lambda txn: keyspace.PENDING_OFFSETS.put(txn, "g", topic.key(0), value=(3, b""))
     )
+    root.context.live.write(lambda txn: keyspace.UNFLUSHED.put(txn, topic.key(0), value=(1, 2)))
     root.context.state.write(
         lambda txn: keyspace.OFFSET_JOURNAL.put(txn, "g", topic.key(0), value=(0, 3, 0, b""))
     )

@@ -29,16 +29,20 @@ from embedlog.errors import (
 from embedlog.group import Group
 from embedlog.groups import offsets as group_offsets
 from embedlog.partition import journal
+from embedlog.publish import live_commit
 from embedlog.record import TopicPartition
 
 IN = TopicPartition("in", 0)
 SETTINGS = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
 
 
-@pytest.fixture
-def log(tmp_path):
+@pytest.fixture(params=["in live", "in live, flushed", "published"])
+def log(tmp_path, request, monkeypatch):
     """Ten records in each of the two partitions of ``in``, and two topics for outputs."""
-    with embedlog.open(tmp_path / "log") as log:
+    if request.param == "published":
+        publish_all(monkeypatch)
+    durability = "fsync" if "flushed" in request.param else "os"
+    with embedlog.open(tmp_path / "log", durability=durability) as log:
         for topic in ("in", "out", "audit"):
             log.create_topic(topic, 2)
         with log.producer() as producer:
@@ -46,6 +50,14 @@ def log(tmp_path):
                 producer.send("in", b"%d" % number, partition=number % 2)
         yield log
         assert log.housekeeping.verify() == []
+
+
+def publish_all(monkeypatch):
+    """Let transactions be published as those that are too large for a commit in `live`."""
+    monkeypatch.setattr(live_commit, "commit", lambda *_, **__: None)
+
+
+PUBLISHED = pytest.mark.parametrize("log", ["published"], indirect=True)
 
 
 @pytest.fixture
@@ -425,6 +437,7 @@ def write_outputs(log):
     log.root.partition("out", 1).roll()
 
 
+@PUBLISHED
 @pytest.mark.parametrize("reader", READERS)
 def test_a_transaction_that_was_committed_before_its_process_died_is_finished(log, reader):
     """By whoever comes first: a member that takes a partition over repeats nothing."""
@@ -436,6 +449,7 @@ def test_a_transaction_that_was_committed_before_its_process_died_is_finished(lo
     assert (committed(log), committed(log, 1)) == (10, 10)
 
 
+@PUBLISHED
 def test_a_log_that_is_read_only_shows_what_was_before_an_unfinished_transaction(log):
     """It may not finish it; records and positions agree all the same."""
     transform_and_die(log, COMMITTED)
@@ -445,6 +459,7 @@ def test_a_log_that_is_read_only_shows_what_was_before_an_unfinished_transaction
     assert committed(log) == 10
 
 
+@PUBLISHED
 @pytest.mark.parametrize("reader", READERS)
 def test_a_transaction_that_was_not_committed_before_its_process_died_is_dropped(log, reader):
     """Its note keeps nobody from taking the partitions over, or from committing."""
@@ -462,6 +477,7 @@ def test_a_transaction_that_was_not_committed_before_its_process_died_is_dropped
     log.groups["g"].delete()
 
 
+@PUBLISHED
 def test_a_member_that_takes_over_before_the_commit_makes_it_fail(log, consumer):
     """It reads the old position, so nothing of the transaction may become visible later."""
     announce = Group.announce
@@ -482,8 +498,11 @@ def test_a_member_that_takes_over_before_the_commit_makes_it_fail(log, consumer)
     assert committed(log) is None
 
 
-def test_a_checkpoint_never_saves_an_older_offset_than_a_committed_transaction(tmp_path):
+def test_a_checkpoint_never_saves_an_older_offset_than_a_committed_transaction(
+    tmp_path, monkeypatch
+):
     """Between the commit and the step that makes it visible, `live` has the older one."""
+    publish_all(monkeypatch)
     with embedlog.open(tmp_path / "log") as log:
         for topic in ("in", "out", "audit"):
             log.create_topic(topic, 2)

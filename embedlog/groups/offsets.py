@@ -4,7 +4,7 @@ A commit is one unsynced row, so it survives the death of any process; a checkpo
 copies what changed to `state`, which survives a power cut.  So after a power cut a
 group may go back to its last checkpoint, never forward.
 
-A publication may commit offsets together with its records.  Its *note*, a row of `PENDING_OFFSETS`,
+A publication may commit offsets together with its records.  Its *note*, a row of `PENDING`,
 is then in `live` from when its member was checked until the offsets are: whoever needs them, or
 changes them, first has the publication finished, if the `JOURNAL` has it committed, or dropped.
 
@@ -23,7 +23,7 @@ from embedlog.errors import (
     OffsetMetadataTooLargeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.keyspace import PARTITION_KEY, PENDING_OFFSETS, UNSAVED_OFFSETS
+from embedlog.keyspace import PARTITION_KEY, ROLLBACK_POINTS, UNSAVED_OFFSETS
 from embedlog.record import OffsetAndMetadata
 
 LONGEST_GROUP_ID = 360
@@ -98,6 +98,10 @@ class OffsetEntry(NamedTuple):
     row: bytes
     """The row of the offset."""
 
+    def is_committed_by(self, note: Note | None) -> bool:
+        """Whether it is committed, and this note of it still stands, so that it is not visible."""
+        return self.committed and note is not None and note.number == self.number
+
     def pack(self) -> bytes:
         """Return the value of its row."""
         head = _JOURNAL_HEAD.pack(self.committed, self.number, len(self.partners))
@@ -115,6 +119,21 @@ def _unpack_entry(data: bytes) -> OffsetEntry:
 JOURNAL = keyspace.OFFSET_JOURNAL.coded(OffsetEntry.pack, _unpack_entry)
 """In `state`."""
 
+
+class Note(NamedTuple):
+    """What is about to become the committed offset of a group."""
+
+    number: int = 0
+    """Of the publication, whose `OffsetEntry` decides; 0 for a transaction that is decided, and
+    becomes visible with the next checkpoint."""
+    row: bytes = b""
+    """In the latter case, the row of the offset."""
+
+
+PENDING = keyspace.PENDING_OFFSETS.typed(Note)
+"""In `live`."""
+Notes = dict[tuple[bytes, bytes], Note]
+"""By group and partition."""
 Unsaved = dict[tuple[bytes, bytes], CommittedOffset | None]
 """Commits to save, by group and partition; None where the commit was deleted."""
 
@@ -148,7 +167,7 @@ def check_settled(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> Non
     Raises:
         PendingOffsetsError: It is, or its process died.
     """
-    prefix = PENDING_OFFSETS.prefix(group)
+    prefix = PENDING.prefix(group)
     if noted := [each for each in partitions if txn.get(prefix + each) is not None]:
         raise PendingOffsetsError(noted)
 
@@ -235,7 +254,7 @@ def clamp(state: kv.Store, partition: bytes, end: int) -> None:
 
     clamped = state.read(step)
     if clamped:
-        state.write(lambda txn: _save(txn, clamped))
+        state.write(lambda txn: save(txn, clamped))
 
 
 def in_partition(
@@ -257,47 +276,66 @@ def in_partition(
     return commits
 
 
-def checkpoint(live: kv.Store, state: kv.Store, timeout: float | None = None) -> int:
+def checkpoint(live: kv.Store, state: kv.Store, timeout: float | None = None) -> int | None:
     """Save every unsaved commit of any group and process; return how many.
 
+    None if transactions wait for a checkpoint, which must save them with the records.
     Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
     """
-    if not live.read(_unsaved):
+    if not live.read(unsaved) and not state.read(ROLLBACK_POINTS.any):
         return 0
 
-    def step(txn: kv.Txn) -> Unsaved:
+    def step(txn: kv.Txn) -> Unsaved | None:
+        if ROLLBACK_POINTS.any(txn):
+            return None
         # Read under the lock of `state`; otherwise a slow process saves an older position.
-        unsaved, notes = live.read(lambda txn: (_unsaved(txn), dict(PENDING_OFFSETS.scan(txn))))
-        for key in unsaved.keys() & notes.keys():
+        commits, notes = live.read(lambda txn: (unsaved(txn), dict(PENDING.scan(txn))))
+        for key in commits.keys() & notes.keys():
             # A publication that is committed has saved its own, which `live` does not have yet.
             entry = JOURNAL.get(txn, *key)
-            if entry is not None and (entry.committed, entry.number) == (True, notes[key]):
-                del unsaved[key]
-        _save(txn, unsaved)
-        return unsaved
-
-    def note_saved(txn: kv.Txn) -> None:
-        for key, committed in saved.items():
-            # An offset that was committed again meanwhile is still unsaved.
-            if COMMITTED.get(txn, *key) == committed:
-                UNSAVED_OFFSETS.delete(txn, *key)
+            if entry is not None and entry.is_committed_by(notes[key]):
+                del commits[key]
+        save(txn, commits)
+        return commits
 
     saved = state.write(step, timeout)
-    live.write(note_saved, timeout)
+    if saved is None:
+        return None
+    live.write(lambda txn: note_saved(txn, saved), timeout)
     return len(saved)
 
 
-def _unsaved(txn: kv.Txn) -> Unsaved:
+def unsaved(txn: kv.Txn) -> Unsaved:
+    """Return the commits that are not in `state` yet, from `live`."""
     return {key: COMMITTED.get(txn, *key) for key in list(UNSAVED_OFFSETS.keys(txn))}
 
 
-def _save(txn: kv.Txn, unsaved: Unsaved) -> None:
-    for key, committed in unsaved.items():
+def save(txn: kv.Txn, commits: Unsaved, notes: Mapping[tuple[bytes, bytes], Note] = {}) -> None:
+    """Write commits to `state`, and those that transactions are about to make visible."""
+    for key, committed in commits.items():
         if committed is None:
             CHECKPOINTS.delete(txn, *key)
             JOURNAL.delete(txn, *key)
         else:
             CHECKPOINTS.put(txn, *key, value=committed)
+    for key, note in notes.items():
+        if not note.number:
+            CHECKPOINTS.put(txn, *key, value=_unpack(note.row))
+
+
+def note_saved(
+    txn: kv.Txn, commits: Unsaved, notes: Mapping[tuple[bytes, bytes], Note] = {}
+) -> None:
+    """Note, in `live`, what is in `state`; what transactions committed becomes visible."""
+    for (group, partition), note in notes.items():
+        if not note.number and PENDING.get(txn, group, partition) == note:
+            COMMITTED.put(txn, group, partition, value=_unpack(note.row))
+            UNSAVED_OFFSETS.delete(txn, group, partition)
+            PENDING.delete(txn, group, partition)
+    for key, committed in commits.items():
+        # An offset that was committed again meanwhile is still unsaved.
+        if COMMITTED.get(txn, *key) == committed:
+            UNSAVED_OFFSETS.delete(txn, *key)
 
 
 # Offsets that a publication commits together with its records, in this order: `prepare` with its
@@ -319,17 +357,10 @@ def prepare(
         UnknownTopicOrPartitionError: The topic of a partition was deleted.
         CommitFailedError: Another one has just committed one of them, and is not visible yet.
     """
+    check_exist(txn, group, rows)
     for partition, row in rows.items():
-        if not keyspace.PARTITIONS.exists(txn, partition):
-            raise UnknownTopicOrPartitionError(
-                "The topic of an offset was deleted, or deleted and created again",
-                group=group.decode(),
-                partition=PARTITION_KEY.unpack(partition)[1],
-                todo="Nothing was committed; begin again with the topics that exist now.",
-            )
         before = JOURNAL.get(txn, group, partition)
-        noted = PENDING_OFFSETS.get(live, group, partition)
-        if before is not None and before.committed and before.number == noted:
+        if before is not None and before.is_committed_by(PENDING.get(live, group, partition)):
             raise CommitFailedError(
                 "Another transaction has just committed an offset of the same partition",
                 group=group.decode(),
@@ -338,13 +369,29 @@ def prepare(
         JOURNAL.put(txn, group, partition, value=OffsetEntry(False, number, partners, row))
 
 
+def check_exist(state: kv.Txn | kv.Store, group: bytes, partitions: Iterable[bytes]) -> None:
+    """Raise if the topic of an offset does not exist any more.
+
+    Raises:
+        UnknownTopicOrPartitionError: It does not.
+    """
+    for partition in partitions:
+        if not keyspace.PARTITIONS.exists(state, partition):
+            raise UnknownTopicOrPartitionError(
+                "The topic of an offset was deleted, or deleted and created again",
+                group=group.decode(),
+                partition=PARTITION_KEY.unpack(partition)[1],
+                todo="Nothing was committed; begin again with the topics that exist now.",
+            )
+
+
 def note(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
     """Note, in `live`, that a publication is about to commit offsets of partitions.
 
     From now on nobody takes one of them over before it is decided.
     """
     for partition in partitions:
-        PENDING_OFFSETS.put(txn, group, partition, value=number)
+        PENDING.put(txn, group, partition, value=Note(number))
 
 
 def commit(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
@@ -377,7 +424,7 @@ def journaled(txn: kv.Txn, group: bytes, number: int) -> dict[bytes, bytes]:
 
 def publish(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes], number: int) -> None:
     """Make the offsets of a publication visible, unless they are, and drop its notes."""
-    noted = {p: row for p, row in rows.items() if PENDING_OFFSETS.get(txn, group, p) == number}
+    noted = {p: row for p, row in rows.items() if PENDING.get(txn, group, p) == Note(number)}
     _put(txn, group, noted)
     drop_notes(txn, group, noted, number)
 
@@ -385,5 +432,40 @@ def publish(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes], number: int)
 def drop_notes(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
     """Delete the notes of a publication."""
     for partition in partitions:
-        if PENDING_OFFSETS.get(txn, group, partition) == number:
-            PENDING_OFFSETS.delete(txn, group, partition)
+        if PENDING.get(txn, group, partition) == Note(number):
+            PENDING.delete(txn, group, partition)
+
+
+# Offsets that a transaction commits in one step with its records, in `live`
+
+
+def write(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes], *, visible: bool) -> None:
+    """Commit offsets, in a transaction of `live`; visible now, or with the next checkpoint.
+
+    Raises:
+        PendingOffsetsError: As `check_settled`.
+    """
+    if visible:
+        put(txn, group, rows)
+        return
+    check_settled(txn, group, rows)
+    for partition, row in rows.items():
+        PENDING.put(txn, group, partition, value=Note(row=row))
+
+
+def check_written(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
+    """Raise if a transaction has committed offsets of these partitions that wait for a checkpoint.
+
+    Raises:
+        PendingOffsetsError: It has.
+    """
+    notes = {partition: PENDING.get(txn, group, partition) for partition in partitions}
+    if written := [each for each, note in notes.items() if note and not note.number]:
+        raise PendingOffsetsError(written)
+
+
+def drop_written(txn: kv.Txn) -> None:
+    """Drop the offsets of all transactions that wait for a checkpoint, since it failed."""
+    for key, note in list(PENDING.scan(txn)):
+        if not note.number:
+            PENDING.delete(txn, *key)

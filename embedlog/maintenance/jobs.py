@@ -15,7 +15,6 @@ from embedlog.errors import EmbedlogError, FencedError
 from embedlog.failures import Failures
 from embedlog.files.throttle import Throttle
 from embedlog.group import Group, group_ids
-from embedlog.groups import offsets
 from embedlog.lazy import logging
 from embedlog.maintenance import activity
 from embedlog.partition import PartitionLog, flush, key_index, replace, tail
@@ -181,7 +180,7 @@ def _flush(job: JobContext) -> list[PartitionLog]:
 
 
 def _checkpoint(job: JobContext) -> int:
-    return offsets.checkpoint(job.root.context.live, job.root.context.state)
+    return job.root.context.checkpoint()
 
 
 def _expire_offsets(job: JobContext, retention_ms: int) -> int:

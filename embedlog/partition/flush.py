@@ -26,7 +26,7 @@ from embedlog.errors import (
 )
 from embedlog.partition import producer_state
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.tail import TAILS, Tail, peek_tail
+from embedlog.partition.tail import TAILS, UNFLUSHED, Tail, peek_tail
 from embedlog.segment import SegmentFile
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def flush(logs: Iterable[PartitionLog]) -> None:
     try:
         for log in logs:
             try:
-                flushed[log] = _sync_one(log, sync_data)
+                flushed[log] = sync_one(log, sync_data)
             except EmbedlogError as error:
                 _note_failure(log, error, failures)
         _sync_names(flushed, failures)
@@ -117,7 +117,7 @@ def _note_failure(log: PartitionLog, error: EmbedlogError, failures: list[Embedl
     failures.append(error)
 
 
-def _sync_one(log: PartitionLog, sync: Callable[[PartitionLog, Tail, SegmentFile], None]) -> Tail:
+def sync_one(log: PartitionLog, sync: Callable[[PartitionLog, Tail, SegmentFile], None]) -> Tail:
     """Flush one partition; return its tail as of before."""
     while True:
         tail = log.tail()
@@ -158,7 +158,7 @@ def _publish_all(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError
     """Move the ends in one transaction; drop partitions whose flush failed in another process."""
     context = next(iter(flushed)).context
     failed = context.live.write(
-        lambda txn: [log for log, tail in flushed.items() if not _publish(log, txn, tail)]
+        lambda txn: [log for log, tail in flushed.items() if not publish(log, txn, tail)]
     )
     for log in failed:
         del flushed[log]
@@ -211,8 +211,12 @@ def flush_to(log: PartitionLog, target: Tail) -> None:
     with log.flush_lock:
         if log.tail().durable_offset >= target.log_end_offset:
             return
-        flushed = _sync_one(log, sync_files)
-        if not log.context.live.write(lambda txn: _publish(log, txn, flushed)):
+        flushed = sync_one(log, sync_files)
+        if not log.context.live.write(lambda txn: publish(log, txn, flushed)):
+            raise log.flush_failed()
+    if log.tail().durable_offset < target.log_end_offset:
+        log.context.take_checkpoint(log.context)  # It is of a transaction.
+        if log.tail().failed:
             raise log.flush_failed()
 
 
@@ -246,7 +250,7 @@ def _file_of(log: PartitionLog, tail: Tail) -> SegmentFile:
     return log.open_segment(info, write=True)
 
 
-def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
+def publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
     """Move the ends; False if a flush of another process failed meanwhile.
 
     The system reports a failure to only one process, so success here proves nothing then.
@@ -256,13 +260,13 @@ def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
         return True
     if tail.leader_epoch != flushed.leader_epoch or tail.failed:
         return not tail.failed
-    durable = max(tail.durable_offset, flushed.log_end_offset)
+    end = flushed.log_end_offset, flushed.log_end_position
+    if (unflushed := UNFLUSHED.get(txn, log.key)) is not None:
+        end = min(end, unflushed)
+    durable = max(tail.durable_offset, end[0])
     tail = tail._replace(durable_offset=durable, flushed_ms=log.context.clock())
-    if tail.segment_id == flushed.segment_id and tail.high_watermark < flushed.log_end_offset:
-        tail = tail._replace(
-            high_watermark=flushed.log_end_offset,
-            high_watermark_position=flushed.log_end_position,
-        )
+    if tail.segment_id == flushed.segment_id and tail.high_watermark < end[0]:
+        tail = tail._replace(high_watermark=end[0], high_watermark_position=end[1])
     TAILS.put(txn, log.key, value=tail)
     return True
 

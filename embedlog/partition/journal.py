@@ -174,14 +174,17 @@ def settle_offsets(
     """
     if not context.files.writable:
         return  # It shows the log as it was before, and continues nothing.
-    get = keyspace.PENDING_OFFSETS.get
+    get = offsets.PENDING.get
     notes = context.live.read(lambda txn: {key: get(txn, group, key) for key in partitions})
+    if all(note is None for note in notes.values()):
+        return
     # A commit of a killed process may become visible only with the next one.
-    if any(number is not None for number in notes.values()):
-        context.state.catch_up()
-    for partition, number in notes.items():
-        if number is not None:
-            _settle(context, group, partition, number, abort)
+    context.state.catch_up()
+    if any(note is not None and not note.number for note in notes.values()):
+        context.take_checkpoint(context)
+    for partition, note in notes.items():
+        if note is not None and note.number:
+            _settle(context, group, partition, note.number, abort)
 
 
 def _settle(context: Context, group: bytes, partition: bytes, number: int, abort: bool) -> None:

@@ -43,6 +43,7 @@ from embedlog.partition import (
     recovery,
     roll,
 )
+from embedlog.partition import checkpoint as checkpoints
 from embedlog.partition.lookup import RecordCounts
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.reader import PartitionReader
@@ -117,6 +118,7 @@ class Owned(Locked):
                 # A read may have taken the snapshot, without a look at what a killed process left.
                 and log._journal_checked_version == version
                 and cached.tail.segment_id == log.active_segment.id
+                and not log.has_rollback_point
             ):
                 return cached.tail
             return log.finish_locked()
@@ -179,6 +181,8 @@ class PartitionLog:
         """When to check next that the active segment was not deleted, on the monotonic clock."""
         self._journal_checked_version = -1
         """The last snapshot for which the journal had no unfinished publication."""
+        self.has_rollback_point = False
+        """Whether transactions were written here since the last checkpoint, as of then."""
         self.named_segment_id: int | None = None
         """The newest segment whose directory entry this handle has flushed."""
         self.preallocated = 0
@@ -395,8 +399,20 @@ class PartitionLog:
             self._preview = version, recovery.preview(self)
         return self._preview[1]
 
-    def finish_locked(self) -> Tail:
-        """Return the tail, once what a killed process left is finished; under the lock."""
+    def finish_locked(self, *, checkpoint: bool = True) -> Tail:
+        """Return the tail, once what a killed process left is finished; under the lock.
+
+        Args:
+            checkpoint: Whether to flush transactions, so that what is appended or truncated next
+                does not depend on them.  A transaction itself may follow others.
+        """
+        tail = self._finish_locked()
+        if self.has_rollback_point and checkpoint and not tail.failed:
+            checkpoints.take(self.context, self)
+            return self.finish_locked()
+        return tail
+
+    def _finish_locked(self) -> Tail:
         context = self.context
         # Bytes are truncated by what is read here.  A commit of a killed process that becomes
         # visible later would then point at bytes that were truncated.
@@ -407,6 +423,7 @@ class PartitionLog:
         if changed:
             version = self.snapshot_version
             journal.finish_or_undo(self)
+            self.has_rollback_point = checkpoints.ROLLBACK_POINTS.exists(context.state, self.key)
             self._journal_checked_version = version
         tail = self._read_tail()
         if tail is None:
@@ -426,6 +443,10 @@ class PartitionLog:
         """Finish or undo a publication in which this process has just failed; under the lock."""
         self._journal_checked_version = -1
         self.finish_locked()
+
+    def note_rollback_point(self, exists: bool) -> None:
+        """Note whether the partition has a rollback point, which was just written or deleted."""
+        self.has_rollback_point = exists
 
     def note_published(self, tail: CachedTail) -> None:
         """Note the tail with which this handle has just published batches."""

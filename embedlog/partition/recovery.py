@@ -24,10 +24,24 @@ from embedlog.groups import offsets
 from embedlog.hints import REPAIR
 from embedlog.index import IndexEntry
 from embedlog.lazy import logging
-from embedlog.partition import journal, leader_epochs, producer_state, roll, unnamed_files
+from embedlog.partition import (
+    checkpoint,
+    journal,
+    leader_epochs,
+    producer_state,
+    roll,
+    unnamed_files,
+)
 from embedlog.partition.flush import sync_entries
 from embedlog.partition.producer_state import ProducerState, SentBatch
-from embedlog.partition.tail import NO_TIME, Tail, first_append_time, next_append_time, peek_tail
+from embedlog.partition.tail import (
+    NO_TIME,
+    UNFLUSHED,
+    Tail,
+    first_append_time,
+    next_append_time,
+    peek_tail,
+)
 from embedlog.segment import CHUNK_BYTES, END_MARK, MOST_AHEAD, SegmentFile
 
 if TYPE_CHECKING:
@@ -50,6 +64,11 @@ def discard_tail(log: PartitionLog) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         info = info._replace(appended_ms=tail.appended_ms, appended_offset=tail.log_end_offset)
         catalog.PARTITIONS.put(txn, log.key, value=info)
+        point = checkpoint.ROLLBACK_POINTS.get(txn, log.key)
+        if point is not None and point.offset < tail.high_watermark:
+            # There was no power cut: what readers saw stays, as far as the disk has it.
+            point = point._replace(offset=tail.high_watermark)
+            checkpoint.ROLLBACK_POINTS.put(txn, log.key, value=point)
 
     log.context.state.write(step)
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
@@ -127,12 +146,13 @@ def scan(log: PartitionLog, limit: int = _NO_LIMIT) -> RecoveryScan:
     Raises:
         CorruptionError: Damage below the recovery point.
     """
-    info, segments, snapshot, entry = log.context.state.read(
+    info, segments, snapshot, entry, point = log.context.state.read(
         lambda txn: (
             catalog.PARTITIONS.get(txn, log.key),
             catalog.segments(txn, log.key),
             producer_state.SNAPSHOTS.get(txn, log.key),
             journal.JOURNAL.get(txn, log.key),
+            checkpoint.ROLLBACK_POINTS.get(txn, log.key),
         )
     )
     if info is None or not segments:
@@ -156,6 +176,10 @@ def scan(log: PartitionLog, limit: int = _NO_LIMIT) -> RecoveryScan:
     if entry is not None and result.unpublished:
         # What the publication wrote past its base is whole, and was never a part of the log.
         limit = min(limit, entry.before.next_offset)
+    if point is not None:
+        # Of the transactions after it, other partitions may have lost their parts.
+        result.journaled = result.unpublished = True
+        limit = min(limit, point.offset)
     for number, segment in enumerate(segments):
         result.active, result.position = segment, None
         result.max_timestamp = result.first_timestamp = NO_TIME
@@ -523,10 +547,12 @@ def _write_tail(log: PartitionLog, result: RecoveryScan, tail: Tail) -> Tail:
         for producer_id, producer in result.producers.items():
             txn.put(producer_state.key(log.key, producer_id), producer.row)
         txn.put(log.tail_key, tail.pack())
+        UNFLUSHED.delete(txn, log.key)
 
     log.context.live.write(step)
     # Last: what a publication left is truncated now, and that is on the disk.
     journal.forget(log)
+    checkpoint.forget(log)
     return tail
 
 

@@ -16,6 +16,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
+from embedlog.groups import offsets
 
 if TYPE_CHECKING:
     from embedlog.partition.partition_log import PartitionLog
@@ -200,6 +201,13 @@ class Context:
     lock_timeout: float
     root: str
     settle: Callable[[Context, bytes, Collection[bytes], bool], None]
+    take_checkpoint: Callable[[Context], None]
+    partition_of: Callable[[bytes], PartitionLog | None]
+    """Returns a partition by its key; None if its topic was deleted."""
+    checkpointing: threading.Lock
+    """Held by the thread that takes a checkpoint."""
+    checkpoint_due = 0.0
+    """When a transaction that is not flushed takes the next checkpoint, on the monotonic clock."""
     closed = False
     """Set before the files and databases are closed: no operation may begin any more."""
 
@@ -223,6 +231,19 @@ class Context:
     ) -> None:
         """Decide the publications that are about to commit offsets; see `journal`."""
         self.settle(self, group, partitions, abort)
+
+    def checkpoint(self, timeout: float | None = None) -> int:
+        """Make what groups and transactions have committed survive a power cut.
+
+        Waits ``timeout`` seconds for each lock, by default the ``lock_timeout`` of the log.
+
+        Returns:
+            How many offsets were saved, if there were no transactions.
+        """
+        saved = offsets.checkpoint(self.live, self.state, timeout)
+        if saved is None:
+            self.take_checkpoint(self)
+        return saved or 0
 
     def bounded_ms(self) -> int:
         """Return the time for decisions that forget something (`ClockReading`).

@@ -98,6 +98,19 @@ TAILS = keyspace.TAILS.typed(Tail)
 unpack = TAILS.unpack
 
 
+class Unflushed(NamedTuple):
+    """From where on a partition has transactions that wait for a checkpoint.
+
+    No other flush makes anything durable, or visible, from there on (`partition/checkpoint.py`).
+    """
+
+    offset: int
+    position: int
+
+
+UNFLUSHED = keyspace.UNFLUSHED.typed(Unflushed)
+
+
 def peek_tail(txn: Txn | Store, key: bytes) -> Tail | None:
     """Return the tail of a partition as `live` has it: no recovery, no lock.
 

@@ -30,10 +30,10 @@ from embedlog.files import process_id
 from embedlog.group import Group
 from embedlog.lazy import logging
 from embedlog.listeners import PRODUCER, Client
-from embedlog.partition import PartitionLog, journal, tail
+from embedlog.partition import PartitionLog, checkpoint, journal, tail
 from embedlog.partition.append_condition import AppendCondition
 from embedlog.producer.batcher import not_begun
-from embedlog.publish import app_versions, staging
+from embedlog.publish import app_versions, live_commit, staging
 from embedlog.publish.staging import StagedFile, StagedFileWriter, StagedPartition
 from embedlog.publish.transaction import GroupOffsets, Publication, publish
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -83,6 +83,10 @@ class Transactions:
         self._writer: StagedFileWriter | None = None
         self._staged: list[StagedFile] = []
         """The file, once it is finished."""
+        self._tried = False
+        """Whether a commit has failed."""
+        self._published = False
+        """Whether it was published, or that was tried, because it is too large for `live`."""
         self._records = 0
         self._failure: BaseException | None = None
         """The error of the first record that failed: the transaction must be aborted."""
@@ -124,9 +128,12 @@ class Transactions:
                     context = self._root.context
                     last = app_versions.get(context.state, self._source)
                     self._publish(version)
+                    self._reset()
                     if last is not None:
                         # Its process may have died after it was committed.
                         journal.finish_committed(context, [key for key, _, _ in last.ends])
+                    live_commit.fence(context, self._source, _parts(version))
+                    checkpoint.take(context)
                 self._version = version
 
     def begin(self) -> None:
@@ -270,9 +277,28 @@ class Transactions:
 
     def _publish(self, version: int) -> None:
         client = Client(PRODUCER, self._name, self._config.client_id)
-        publication = None
+        report = partial(self._root.listeners.published, client)
+        name, publication = self._source if self._name else "", None
+        again, self._tried = self._tried, True
+        if self._begun and not (self._staged or self._published or self._root.replicated):
+            done = live_commit.commit(
+                self._root,
+                self._batches,
+                name,
+                _parts(version),
+                conditions=self._conditions,
+                offsets=self._offsets,
+                report=report,
+                again=again,
+            )
+            if done is False:
+                self._fence()
+            if done:
+                return
+        # From now on a repetition must find what this one published.
+        self._published = True
         if self._name:
-            publication = Publication(self._source, version, self._source, self._run)
+            publication = Publication(name, version, name, self._run)
         before = publish(
             self._root,
             self._staged,
@@ -280,7 +306,7 @@ class Transactions:
             batches=self._batches,
             conditions=self._conditions,
             offsets=self._offsets,
-            report=partial(self._root.listeners.published, client),
+            report=report,
         ).repeated
         # An attempt of this producer may have failed after it was committed.
         if before is not None and (before.version, before.run) != (version, self._run):
@@ -293,3 +319,7 @@ class Transactions:
             todo="Close this producer.",
         )
         raise self._ended
+
+
+def _parts(version: int) -> tuple[int, int]:
+    return version >> 64, version & (1 << 64) - 1

@@ -70,7 +70,8 @@ def _to_fields(row: AppVersion) -> tuple[dict[str, Any]]:
 APP_VERSIONS = keyspace.APP_VERSIONS.typed(_from_fields, _to_fields)
 
 
-def _name_field(name: str) -> bytes:
+def name_field(name: str) -> bytes:
+    """Return a name as it stands in keys."""
     data = name.encode()
     # A key of LMDB has at most 511 bytes; a name may be a path.
     return data if len(data) <= 400 else hashlib.sha256(data).hexdigest().encode()
@@ -87,12 +88,12 @@ def get(txn: kv.Txn | kv.Store, name: str, topic_id: int = ANY_TOPIC) -> AppVers
     Raises:
         CorruptionError: The row is damaged.
     """
-    return APP_VERSIONS.get(txn, _name_field(name), topic_id)
+    return APP_VERSIONS.get(txn, name_field(name), topic_id)
 
 
 def put(txn: kv.Txn, name: str, topic_id: int, row: AppVersion) -> None:
     """Write a row, replacing the previous one."""
-    APP_VERSIONS.put(txn, _name_field(name), topic_id, value=row)
+    APP_VERSIONS.put(txn, name_field(name), topic_id, value=row)
 
 
 def is_lost(txn: kv.Txn, row: AppVersion) -> bool:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -118,6 +118,10 @@ class PublishedBatches(NamedTuple):
     log: PartitionLog
     batches: list[tuple[Appended, EncodedBatch]]
     """In order, with their offsets."""
+
+
+class SegmentFullError(Exception):
+    """What is to be committed in `live` does not fit into the active segment."""
 
 
 class PublishResult(NamedTuple):
@@ -219,12 +223,12 @@ def publish(
         before = _visible_version(context, target)
         if before is not None:
             return PublishResult(0, before)
-    encoded = _by_partition(root, staged, batches)
+    encoded = by_partition(root, staged, batches)
     if not encoded and publication is None and offsets is None:
         return PublishResult(0)
     for log, condition in conditions:
         condition.look_up(log)
-    with _publishing_conflicts(conditions), _locked(context, encoded, timeout) as escalated:
+    with publishing_conflicts(conditions), locked(context, encoded, timeout) as escalated:
         before = _visible_version(context, target) if target else None
         if before is not None:
             return PublishResult(0, before)
@@ -233,7 +237,7 @@ def publish(
             plans = []
             for log, of_log in encoded.items():
                 with _descriptors(log, escalated):
-                    plans.append(_plan(log, of_log, conditions, synced))
+                    plans.append(plan_partition(log, of_log, conditions, synced))
             before = _carry_out(context, plans, target, offsets, synced, escalated)
         except DiskFullError:
             context.reserve.mark_full()
@@ -248,14 +252,22 @@ def publish(
     return PublishResult(records)
 
 
+def escalates(context: Context, logs: Collection[PartitionLog]) -> bool:
+    """Whether a publication to so many partitions needs the lock of the log."""
+    return _DESCRIPTORS * len(logs) > context.files.most_descriptors()
+
+
 @contextmanager
-def _locked(
+def locked(
     context: Context, logs: Collection[PartitionLog], timeout: float | None
 ) -> Iterator[bool]:
     """Hold the locks of partitions; yield whether they escalated to that of the log."""
-    escalated = _DESCRIPTORS * len(logs) > context.files.most_descriptors()
-    log_lock = context.log_lock.exclusive if escalated else context.log_lock.shared
-    with log_lock(context.lock_timeout if timeout is None else timeout), ExitStack() as locks:
+    timeout, escalated = context.lock_timeout if timeout is None else timeout, False
+    log_lock: AbstractContextManager[object] = nullcontext()  # Who takes one lock need not wait.
+    if len(logs) > 1:
+        escalated = escalates(context, logs)
+        log_lock = (context.log_lock.exclusive if escalated else context.log_lock.shared)(timeout)
+    with log_lock, ExitStack() as locks:
         # In the order of the keys, as in every process: otherwise two could wait for each other.
         for log in logs:
             log.acquire(timeout, escalated=escalated)
@@ -266,7 +278,7 @@ def _locked(
 
 
 @contextmanager
-def _publishing_conflicts(
+def publishing_conflicts(
     conditions: Iterable[tuple[PartitionLog, AppendCondition]],
 ) -> Iterator[None]:
     """After a conflict, make visible what the conditions found; without the partitions' locks."""
@@ -288,7 +300,7 @@ def _descriptors(log: PartitionLog, escalated: bool) -> Iterator[None]:
             log.close_files_locked()
 
 
-def _by_partition(
+def by_partition(
     root: Partitions,
     staged: Sequence[StagedFile],
     batches: Sequence[tuple[StagedPartition, EncodedBatch]],
@@ -399,14 +411,24 @@ def _restarted(
 # Where it is written
 
 
-def _plan(
+def plan_partition(
     log: PartitionLog,
     encoded: list[EncodedBatch],
     conditions: Iterable[tuple[PartitionLog, AppendCondition]],
     synced: bool,
+    in_live: bool = False,
 ) -> PartitionPlan:
-    """Plan the segments of one partition; changes nothing, except that it rolls if that is due."""
-    tail = log.finish_locked()
+    """Plan the segments of one partition; changes nothing, except that it rolls if that is due.
+
+    With ``in_live`` it may follow transactions that wait for a checkpoint, and becomes visible
+    with the next one if it is ``synced``.
+
+    Raises:
+        SegmentFullError: With ``in_live``: the batches do not fit into one segment.
+    """
+    tail = log.finish_locked(checkpoint=not in_live)
+    if in_live and not synced and tail.high_watermark < tail.log_end_offset:
+        tail = log.finish_locked()  # Otherwise a part of others would become visible with it.
     if tail.failed:
         raise log.flush_failed()
     log.check_replicas()
@@ -424,12 +446,15 @@ def _plan(
         log, log.active_file(), tail, fitted[0]
     ):
         # Before anything else: the roll is complete, whether or not the rest succeeds.
-        tail = roll.roll(log, tail, columns, synced=synced)
-    segments = [SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))]
+        tail = roll.roll(log, log.finish_locked(), columns, synced=synced)
+    pending = PendingAppend(log, tail, publish=not (in_live and synced))
+    segments = [SegmentPlan(log.active_segment, pending)]
     plan, file = PartitionPlan(log, tail, segments), log.active_file()
     for batch in fitted:
         batch = validation.with_columns_of(log, columns, batch)
         if roll.is_due(log, file, plan.after, batch):
+            if in_live:
+                raise SegmentFullError
             segments.append(_plan_next_segment(log, plan.after, columns))
         segments[-1].pending.add(batch)
     return plan

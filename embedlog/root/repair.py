@@ -20,7 +20,7 @@ from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.display import plural
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.lazy import pa
-from embedlog.partition import recovery, roll
+from embedlog.partition import checkpoint, recovery, roll
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.tail import peek_tail
 from embedlog.publish import staging
@@ -55,6 +55,8 @@ def repair_root(
     """
     if not dry_run:
         root.context.check_writable()
+        # As a whole: a transaction of which one partition cannot be flushed is undone in all.
+        checkpoint.take(root.context)
     findings = verify.verify_root(root, progress)
     messages = []
     damaged = {(finding.topic, finding.partition) for finding in findings if finding.topic}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -42,12 +43,11 @@ from embedlog.files import Files, WakePage
 from embedlog.files.paths import FORMAT_FILE, is_there
 from embedlog.files.reserve import RESERVE_FILE, Reserve, is_reserve
 from embedlog.forks import new_lock
-from embedlog.groups import offsets
 from embedlog.hints import ADD_REPLICA, Hint
-from embedlog.keyspace import FORMAT_VERSION
+from embedlog.keyspace import FORMAT_VERSION, PARTITION_KEY
 from embedlog.lazy import logging
 from embedlog.listeners import Listeners
-from embedlog.partition import flush, journal, tail
+from embedlog.partition import checkpoint, flush, journal, tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.state import Context, Durability, LogLock, OpenFiles, limit_for
 from embedlog.partition.tail import Tail, peek_tail
@@ -337,6 +337,14 @@ class Root:
     def _new_partition(self, context: Context, info: TopicInfo, number: int) -> PartitionLog:
         return PartitionLog(context, info, number)
 
+    def _partition_of(self, key: bytes) -> PartitionLog | None:
+        topic_id, number = PARTITION_KEY.unpack(key)
+        for info in self.topics().values():
+            if info.id == topic_id:
+                with suppress(UnknownTopicOrPartitionError):
+                    return self.partition(info.name, number)
+        return None
+
     def ends(self, topic: str) -> list[tuple[int, int]]:
         """Return the log start offset and the visible end of each partition, as of one instant."""
         info = self.topic(topic)
@@ -542,6 +550,9 @@ class Root:
             lock_timeout=self.lock_timeout,
             root=self.path,
             settle=journal.settle_offsets,
+            take_checkpoint=checkpoint.take,
+            partition_of=self._partition_of,
+            checkpointing=threading.Lock(),
         )
 
     # Detaching
@@ -561,7 +572,7 @@ class Root:
                         self.flush()
                     except ReplicaNotAvailableError as error:
                         _logger.warning("Not flushed: %s", error)
-                    offsets.checkpoint(self._context.live, self._context.state)
+                    self._context.checkpoint()
             finally:
                 self.closed = True
                 _roots.discard(self)

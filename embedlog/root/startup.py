@@ -324,6 +324,8 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
             for number in range(info.partitions):
                 done += _adopt_compacted(files, txn, info, number, newest)
                 done += _adopt_segments(files, txn, info, number, newest)
+        # Much was written, and flushed, after a rollback point that the copy has.
+        keyspace.ROLLBACK_POINTS.delete_all(txn)
         # Producers that got their ids after the copy was made wrote records with them: those of
         # a new producer with the same id would be taken for repetitions, and dropped.
         last = catalog.last_number(txn, "producer")

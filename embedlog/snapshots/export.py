@@ -32,6 +32,7 @@ _LEFT_OUT = (
     *(keyspace.SEGMENT_STATISTICS, keyspace.PARTITIONS, keyspace.LEADER_EPOCHS),
     # What is only about files and directories of this log, or not done yet.
     *(keyspace.UNCOMMITTED_FILES, keyspace.JOURNAL, keyspace.OFFSET_JOURNAL, keyspace.LOG_LOCKED),
+    keyspace.ROLLBACK_POINTS,
     *(keyspace.DELETED_TOPICS, keyspace.DIRECTORIES, keyspace.ASSIGNMENTS, keyspace.SNAPSHOTS),
     *(keyspace.METADATA_EPOCHS, keyspace.METADATA_VERSION),
 )

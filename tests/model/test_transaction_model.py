@@ -38,16 +38,20 @@ from embedlog.errors import CommitFailedError, UnknownMemberIdError
 from embedlog.files import Files
 from embedlog.group import Group
 from embedlog.groups import offsets as group_offsets
-from embedlog.keyspace import PENDING_OFFSETS
-from embedlog.publish import staging, transaction
+from embedlog.partition import checkpoint
+from embedlog.publish import live_commit, staging, transaction
 from embedlog.publish.transaction import GroupOffsets
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
 INPUTS = [TopicPartition("in", number) for number in range(3)]
 OUTPUTS = ("out", "audit")
-STEPS = ("prepared", "noted", "committed")
+STEPS = ("prepared", "noted", "committed", "written", "decided", "saved")
+"""Those of a publication, and those of a transaction that is committed in `live`."""
+WAYS = ("published", "os", "fsync")
+"""Published, or committed in `live` with one of the durabilities."""
 which = st.integers(0, 7)
+ways = st.sampled_from(WAYS)
 
 
 class KilledError(BaseException):
@@ -90,7 +94,7 @@ class Player:
         for tp, start in acquired.items():
             self.positions[tp] = 0 if start.committed is None else start.committed.offset
 
-    def transform(self, count: int, at: Callable[[str], None]) -> None:
+    def transform(self, count: int, way: str, at: Callable[[str], None]) -> None:
         """Read some records of each partition, send them, and commit; ``at`` sees each step."""
         read = {}
         for tp, position in self.positions.items():
@@ -98,57 +102,92 @@ class Player:
             read[tp] = contents
         sent = [value for contents in read.values() for value in contents]
         after = {tp: OffsetAndMetadata(self.positions[tp] + len(read[tp])) for tp in read}
-        staged = [stage(self.root, **{f"{topic}_0": sent for topic in OUTPUTS})] if sent else []
         offsets = GroupOffsets(self.group, self.metadata, self.group.encode(after))
         try:
             with steps(at):
-                transaction.publish(self.root, staged, offsets=offsets)
+                (self._publish if way == "published" else self._commit)(sent, offsets, way)
         except CommitFailedError:
             committed = self.group.committed(self.positions)
             for tp, row in committed.items():
                 self.positions[tp] = 0 if row is None else row.position.offset
         else:
             self.positions = {tp: position.offset for tp, position in after.items()}
+
+    def _publish(self, sent: list[bytes], offsets: GroupOffsets, way: str) -> None:
+        staged = [stage(self.root, **{f"{topic}_0": sent for topic in OUTPUTS})] if sent else []
+        try:
+            transaction.publish(self.root, staged, offsets=offsets)
         finally:
             staging.remove(self.root.context.files, staged)
+
+    def _commit(self, sent: list[bytes], offsets: GroupOffsets, way: str) -> None:
+        self.root.context.durability = way
+        batches = [
+            ((topic, self.root.topic(topic).id, 0), encoded(*sent)) for topic in OUTPUTS if sent
+        ]
+        nothing: Any = {"conditions": (), "report": lambda published: None}
+        live_commit.commit(self.root, batches, "", (0, 0), offsets=offsets, **nothing)
 
 
 @contextmanager
 def steps(at: Callable[[str], None]) -> Iterator[None]:
     """Report each step of a publication; if the report is a kill, nothing is cleaned up."""
     announce, carry_out, resolve = Group.announce, transaction._carry_out, transaction._resolve
-    killed = []
+    commit_with, take, cut = Group.commit_with, checkpoint._take, live_commit._cut
+    killed, seen = [], list[str]()
 
     def reported(step: str) -> None:
+        if seen:
+            return  # It is one of those who come in between.
+        seen.append(step)
         try:
             at(step)
         except KilledError:
             killed.append(step)
             raise
+        seen.clear()
 
     def announced(*arguments: Any) -> None:
         reported("prepared")
         announce(*arguments)
         reported("noted")
 
-    def carried_out(context: Any, *arguments: Any) -> Any:
-        live, write = context.live, context.live.write
+    def reporting(function: Callable[..., Any], step: str) -> Callable[..., Any]:
+        """Report a step before the function's own transaction of `live`."""
 
-        def write_visible(step: Any, *rest: Any, **options: Any) -> Any:
-            if getattr(step, "__qualname__", "").startswith("_carry_out."):
-                reported("committed")
-            return write(step, *rest, **options)
+        def wrapped(context: Any, *arguments: Any) -> Any:
+            live, write = context.live, context.live.write
 
-        with patch.object(live, "write", write_visible):
-            return carry_out(context, *arguments)
+            def write_reported(change: Any, *rest: Any, **options: Any) -> Any:
+                if getattr(change, "__qualname__", "").startswith(f"{function.__name__}."):
+                    reported(step)
+                return write(change, *rest, **options)
+
+            with patch.object(live, "write", write_reported):
+                return function(context, *arguments)
+
+        return wrapped
 
     def resolved(*arguments: Any) -> None:
         if not killed:
             resolve(*arguments)
 
+    def committed_with(*arguments: Any, **options: Any) -> Any:
+        reported("written")
+        number = commit_with(*arguments, **options)
+        reported("decided")
+        return number
+
+    def cut_off(*arguments: Any) -> None:
+        if not killed:
+            cut(*arguments)
+
     with (
+        patch.object(Group, "commit_with", committed_with),
+        patch.object(checkpoint, "_take", reporting(take, "saved")),
+        patch.object(live_commit, "_cut", cut_off),
         patch.object(Group, "announce", announced),
-        patch.object(transaction, "_carry_out", carried_out),
+        patch.object(transaction, "_carry_out", reporting(carry_out, "committed")),
         patch.object(transaction, "_resolve", resolved),
     ):
         yield
@@ -157,12 +196,18 @@ def steps(at: Callable[[str], None]) -> Iterator[None]:
 class TransactionModel(RuleBasedStateMachine):
     """One group, its members, and what they have sent."""
 
+    way = ""
+    """How all transactions are committed, to find what is planted there; otherwise each way."""
+
     def __init__(self) -> None:
         super().__init__()
         # The same ids for the same steps, so that a red example stays red.
         numbers = itertools.count()
         self.ids = patch.object(group_member, "random_id", lambda: f"{next(numbers):08x}")
         self.ids.start()
+        # Nobody waits for a checkpoint of a process that is stopped.
+        self.turn = patch.object(checkpoint, "_TURN_SECONDS", 0.0)
+        self.turn.start()
         self.path = tempfile.mkdtemp(prefix="embedlog-model-", dir=in_memory())
         Machine.boot = 0
         self.uptime = Uptime()
@@ -180,6 +225,7 @@ class TransactionModel(RuleBasedStateMachine):
             abandon(player.root)
         abandon(self.root)
         self.ids.stop()
+        self.turn.stop()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def player(self, number: int) -> Player:
@@ -218,15 +264,15 @@ class TransactionModel(RuleBasedStateMachine):
         player.group.remove_dead_members()
         player.follow()
 
-    @rule(number=which, count=st.integers(1, 3))
+    @rule(number=which, count=st.integers(1, 3), way=ways)
     @precondition(lambda self: self.players)
-    def transform(self, number: int, count: int) -> None:
+    def transform(self, number: int, count: int, way: str) -> None:
         """A transaction, of what a member believes to own."""
-        self.player(number).transform(count, lambda step: None)
+        self.player(number).transform(count, self.way or way, lambda step: None)
 
-    @rule(number=which, count=st.integers(1, 3), step=st.sampled_from(STEPS))
+    @rule(number=which, count=st.integers(1, 3), way=ways, step=st.sampled_from(STEPS))
     @precondition(lambda self: self.players)
-    def kill(self, number: int, count: int, step: str) -> None:
+    def kill(self, number: int, count: int, way: str, step: str) -> None:
         """A member is killed in a transaction."""
         player = self.player(number)
 
@@ -235,7 +281,7 @@ class TransactionModel(RuleBasedStateMachine):
                 raise KilledError
 
         try:
-            player.transform(count, at)
+            player.transform(count, self.way or way, at)
         except KilledError:
             pass
         crash(player.member)
@@ -244,13 +290,14 @@ class TransactionModel(RuleBasedStateMachine):
 
     @rule(
         number=which,
+        way=ways,
         step=st.sampled_from(STEPS),
         looks=st.booleans(),
         taken=st.booleans(),
         boots=st.booleans(),
     )
     @precondition(lambda self: len(self.players) > 1)
-    def stop(self, number: int, step: str, looks: bool, taken: bool, boots: bool) -> None:
+    def stop(self, number: int, way: str, step: str, looks: bool, taken: bool, boots: bool) -> None:
         """A member is stopped in a transaction, perhaps for so long that another takes over."""
         player, heir = self.player(number), self.player(number + 1)
 
@@ -267,7 +314,7 @@ class TransactionModel(RuleBasedStateMachine):
             for _ in range(2):
                 heir.follow()
 
-        player.transform(2, at)
+        player.transform(2, self.way or way, at)
         if boots:
             self.boot()
 
@@ -336,29 +383,63 @@ def a_journal_without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def old_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint saves what `live` has, also while a transaction has committed more."""
-    monkeypatch.setattr(PENDING_OFFSETS, "scan", lambda txn: iter(()))
+    monkeypatch.setattr(group_offsets.PENDING, "scan", lambda txn: iter(()))
+
+
+def no_rollback_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the partitions have all that was written to them."""
+    monkeypatch.setattr(checkpoint, "begin", lambda context, ends: None)
+
+
+def a_checkpoint_of_records_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rollback points move, and the positions stay where they were."""
+    monkeypatch.setattr(group_offsets, "save", lambda *_: None)
+
+
+BUGS = {
+    no_fence: "published",
+    no_check_of_the_member: "published",
+    no_check_of_the_commit: "published",
+    a_journal_without_positions: "published",
+    old_checkpoints: "published",
+    no_rollback_points: "os",
+    a_checkpoint_of_records_only: "os",
+}
 
 
 def a_stop_and_a_takeover(model: TransactionModel) -> None:
     """Of a member that has noted its positions."""
-    model.stop(number=0, step="noted", looks=False, taken=True, boots=False)
+    model.stop(way="", number=0, step="noted", looks=False, taken=True, boots=False)
     model.begin()
-    model.transform(number=1, count=1)
+    model.transform(number=1, count=1, way="")
 
 
 def a_stop_and_a_commit_of_another_member(model: TransactionModel) -> None:
     """Of a member whose partitions others have by then."""
-    model.stop(number=1, step="prepared", looks=False, taken=True, boots=False)
-    model.stop(number=0, step="prepared", looks=False, taken=False, boots=False)
+    model.stop(way="", number=1, step="prepared", looks=False, taken=True, boots=False)
+    model.stop(way="", number=0, step="prepared", looks=False, taken=False, boots=False)
 
 
 def a_checkpoint_beside_a_commit(model: TransactionModel) -> None:
     """Then the machine boots."""
-    model.stop(number=0, step="prepared", looks=False, taken=False, boots=False)
+    model.stop(way="", number=0, step="prepared", looks=False, taken=False, boots=False)
     model.begin()
-    model.transform(number=0, count=1)
-    model.transform(number=1, count=1)
-    model.stop(number=0, step="committed", looks=False, taken=False, boots=True)
+    model.transform(number=0, count=1, way="")
+    model.transform(number=1, count=1, way="")
+    model.stop(way="", number=0, step="committed", looks=False, taken=False, boots=True)
+
+
+def a_boot(model: TransactionModel) -> None:
+    """After a transaction that is not flushed."""
+    model.transform(number=0, count=1, way="")
+    model.boot()
+
+
+def a_checkpoint_and_a_boot(model: TransactionModel) -> None:
+    """After a transaction."""
+    model.transform(number=0, count=1, way="")
+    model.root.context.checkpoint()
+    model.boot()
 
 
 @pytest.mark.tier("test")
@@ -368,6 +449,8 @@ def a_checkpoint_beside_a_commit(model: TransactionModel) -> None:
         (no_fence, a_stop_and_a_takeover),
         (no_check_of_the_member, a_stop_and_a_commit_of_another_member),
         (old_checkpoints, a_checkpoint_beside_a_commit),
+        (no_rollback_points, a_boot),
+        (a_checkpoint_of_records_only, a_checkpoint_and_a_boot),
     ],
 )
 def test_the_model_sees_what_a_planted_bug_does(
@@ -386,6 +469,7 @@ def test_the_model_sees_what_a_planted_bug_does(
         finally:
             model.teardown()
 
+    monkeypatch.setattr(TransactionModel, "way", BUGS[bug])
     play()
     bug(monkeypatch)
     with pytest.raises(AssertionError):
@@ -393,18 +477,13 @@ def test_the_model_sees_what_a_planted_bug_does(
 
 
 @pytest.mark.tier("all")  # it takes hundreds of examples
-@pytest.mark.parametrize(
-    "bug",
-    [
-        *(no_fence, no_check_of_the_member, no_check_of_the_commit),
-        *(a_journal_without_positions, old_checkpoints),
-    ],
-)
+@pytest.mark.parametrize("bug", list(BUGS))
 def test_the_model_finds_what_was_planted(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     """A checker that never found anything proves nothing."""
     bug(monkeypatch)
+    monkeypatch.setattr(TransactionModel, "way", BUGS[bug])
     enough = settings(
         max_examples=1_000,
         stateful_step_count=25,

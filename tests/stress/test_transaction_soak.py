@@ -8,9 +8,12 @@ import random
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from math import inf
 from pathlib import Path
+from typing import Any
 
+import pytest
 from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
@@ -19,7 +22,12 @@ from support.tiers import choose
 
 import embedlog
 from embedlog.consumer.open_group import open_group
-from embedlog.errors import CommitFailedError, IllegalStateError, LockTimeoutError
+from embedlog.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    LockTimeoutError,
+    StorageError,
+)
 from embedlog.record import TopicPartition
 
 MEMBERS = 4
@@ -29,9 +37,9 @@ STOPS = (0.01, 0.1, 0.4, 1.5)
 START = multiprocessing.get_context("fork")
 
 
-def transform(path: Path) -> None:
+def transform(paths: str | list[str]) -> None:
     """Copy records to another topic, in transactions with the positions, for ever."""
-    with embedlog.open(path) as log:
+    with embedlog.open(paths) as log:
         consumer = log.consumer(
             "in",
             group_id="g",
@@ -49,22 +57,35 @@ def transform(path: Path) -> None:
                         for record in records:
                             transaction.send("out", record.value, record.key)
                     transaction.commit_offsets(consumer)
-            except (CommitFailedError, LockTimeoutError):
+            except (CommitFailedError, LockTimeoutError, StorageError):
                 for partition in polled:
                     with suppress(IllegalStateError):
                         consumer.seek(partition, consumer.committed(partition) or 0)
 
 
-def test_each_record_is_transformed_exactly_once() -> None:
-    """P1, P14, P15, G22: whoever is killed or stopped, at any instant."""
+@pytest.mark.parametrize(
+    "directories", [1, pytest.param(3, marks=pytest.mark.tier("all"))], ids="{} directories".format
+)
+def test_each_record_is_transformed_exactly_once(directories: int) -> None:
+    """P1, P14, P15, G22: whoever is killed or stopped, and if one of several directories is lost.
+
+    At any instant.
+    """
     seconds, dice = choose(test=2.5, all=60, nightly=600), random.Random(1)
-    with scratch_directory() as directory, embedlog.open(directory / "root") as log:
-        log.create_topic("in", len(PARTITIONS))
-        log.create_topic("out", 3)
-        members = [START.Process(target=transform, args=(log.path,)) for _ in range(MEMBERS)]
+    with ExitStack() as stack:
+        directory = stack.enter_context(scratch_directory())
+        paths: Any = [str(directory / f"root{number}") for number in range(directories)]
+        if directories == 1:
+            (paths,) = paths
+        log = stack.enter_context(embedlog.open(paths))
+        copies = {"replication_factor": 2} if directories > 1 else {}
+        log.create_topic("in", len(PARTITIONS), **copies)
+        log.create_topic("out", 3, **copies)
+        members = [START.Process(target=transform, args=(paths,)) for _ in range(MEMBERS)]
         for member in members:
             member.start()
         sent, killed, stopped, end = 0, 0, 0, time.monotonic() + seconds
+        lost_at = time.monotonic() + seconds / 2 if directories > 1 else inf
         try:
             with log.producer() as producer:
                 while time.monotonic() < end:
@@ -72,12 +93,15 @@ def test_each_record_is_transformed_exactly_once() -> None:
                         sent += 1
                         producer.send("in", b"%d" % sent, key=b"%d" % sent)
                     producer.flush()
+                    if time.monotonic() > lost_at:
+                        Path(paths[1]).rename(directory / "lost")
+                        lost_at = inf
                     number = dice.randrange(len(members))
                     victim = members[number]
                     if dice.random() < 0.5:
                         os.kill(victim.pid, signal.SIGKILL)
                         victim.join()
-                        members[number] = START.Process(target=transform, args=(log.path,))
+                        members[number] = START.Process(target=transform, args=(paths,))
                         members[number].start()
                         killed += 1
                     else:

@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSH}:flush", {"_sync_one(log, sync_data)": "log.tail()"}),),
+        (Change(f"{FLUSH}:flush", {"sync_one(log, sync_data)": "log.tail()"}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "torn batch", (no_checksums,)),
