@@ -505,6 +505,8 @@ def _carry_out(
             )
         if offsets is not None:
             offsets.group.announce(offsets.member, offsets.rows, number)
+            # Their checkpoints must not be ahead of what earlier transactions wrote.
+            context.take_checkpoint(context)
         producers = {plan.log.key: plan.log.remembered_producers() for plan in plans if synced}
 
         def commit(txn: kv.Txn) -> AppVersion | None:
