@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from embedlog.registry.avro_serializers import AvroDeserializer, AvroSerializer
     from embedlog.registry.schema_registry import RegisteredSchema, SchemaRegistry
+    from embedlog.retry import Retry
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.splits.split import Split
 
@@ -79,6 +80,7 @@ _NAMES = {
     "splits.split": "Split",
     "registry.avro_serializers": "AvroDeserializer AvroSerializer",
     "registry.schema_registry": "RegisteredSchema SchemaRegistry",
+    "retry": "Retry",
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -104,6 +106,7 @@ __all__ = [
     "RecordMetadata",
     "RegisteredSchema",
     "Replicas",
+    "Retry",
     "SchemaRegistry",
     "Snapshot",
     "Snapshots",
