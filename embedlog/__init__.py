@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from embedlog.api.at import LogAt
     from embedlog.api.backups import restore
     from embedlog.api.consumer_group import ConsumerGroup, Groups
+    from embedlog.api.dead_letters import DeadLetter, DeadLetters
     from embedlog.api.failover import Mirrors
     from embedlog.api.housekeeping import Housekeeping
     from embedlog.api.open_snapshot import OpenSnapshot, open_snapshot
@@ -64,6 +65,7 @@ _NAMES = {
     "api.run_group": "run_group GroupRun",
     "api.run_mirror": "mirror MirrorRun",
     "api.consumer_group": "ConsumerGroup Groups",
+    "api.dead_letters": "DeadLetter DeadLetters",
     "api.failover": "Mirrors",
     "api.housekeeping": "Housekeeping",
     "api.at": "LogAt",
@@ -91,6 +93,8 @@ __all__ = [
     "Consumer",
     "ConsumerGroup",
     "ConsumerRebalanceListener",
+    "DeadLetter",
+    "DeadLetters",
     "GroupRun",
     "Groups",
     "Housekeeping",

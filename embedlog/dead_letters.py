@@ -38,6 +38,7 @@ _NAMES = {
     "last_failed_ms": "last.timestamp",
 }
 """The header of each field of `Failure`, after the prefix."""
+_NUMBERS = ("partition", "offset", "delivery_count", "first_failed_ms", "last_failed_ms")
 _MESSAGE_CHARACTERS, _STACK_CHARACTERS = 2_000, 8_000
 """The most of a message, and of a traceback, whose end is kept."""
 _HEADER_BYTES = 64 << 10
@@ -107,9 +108,7 @@ class Failure(NamedTuple):
             field: found[name] for field, name in _NAMES.items() if name in found
         }
         try:
-            for field, kind in cls.__annotations__.items():
-                if kind == "int" and field in fields:
-                    fields[field] = int(fields[field])
+            fields |= {field: int(fields[field]) for field in _NUMBERS if field in fields}
             return cls(**{"group": "", "delivery_count": 1, "message": "", **fields})
         except (TypeError, ValueError):
             return None

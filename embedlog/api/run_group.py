@@ -201,9 +201,10 @@ def run_group(
     if until not in (None, "end"):
         raise ValueError(f"until must be 'end' or None, got {until!r}")
     names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not explicitly_enabled(settings, "allow_auto_create_topics"):
-        for name in names:
-            log.root.topic(name)
+    creates = explicitly_enabled(settings, "allow_auto_create_topics")
+    for name in names:
+        # Otherwise the group would wait for a misspelt one.
+        (log.root.ensure_topic if creates else log.root.topic)(name)
     if handling.dead_letter is not None:
         ensure_topic(log.root, handling.config, names)
     backlog = None if until is None else UncommittedRecords(log, names, parsed)
