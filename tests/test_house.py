@@ -36,7 +36,7 @@ FLOORS = (
     {"publish", "splits"},
     {"listeners"},
     {"root"},
-    {"registry", "replication", "snapshots", "dead_letters"},
+    {"registry", "replication", "snapshots", "dead_letter_queue"},
     {"retention", "compaction", "producer", "consumer", "audit"},
     {"maintenance", "convert", "workers"},
     {"mirrors"},

@@ -19,7 +19,7 @@ from support.patience import patient
 import embedlog
 from embedlog.api import group_worker
 from embedlog.config import GroupConfig
-from embedlog.dead_letters import Failure
+from embedlog.dead_letter_queue import Failure
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.consumer.open_group import open_group
-from embedlog.dead_letters import Failure, original_headers
+from embedlog.dead_letter_queue import Failure, original_headers
 from embedlog.display import plural, public_names
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.record import Record, TopicPartition

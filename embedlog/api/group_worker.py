@@ -20,7 +20,7 @@ from embedlog.api.log import Log
 from embedlog.callbacks import check_ran
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
-from embedlog.dead_letters import ensure_topic
+from embedlog.dead_letter_queue import ensure_topic
 from embedlog.errors import (
     CommitFailedError,
     EmbedlogError,

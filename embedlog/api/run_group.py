@@ -33,7 +33,7 @@ from embedlog.callbacks import check_callback
 from embedlog.config import ConsumerConfig, GroupConfig
 from embedlog.consumer.arguments import explicitly_enabled
 from embedlog.consumer.open_group import open_group
-from embedlog.dead_letters import ensure_topic
+from embedlog.dead_letter_queue import ensure_topic
 from embedlog.display import plural, public_names
 from embedlog.errors import (
     IllegalStateError,

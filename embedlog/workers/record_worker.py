@@ -21,7 +21,7 @@ from embedlog.config import ConsumerConfig, GroupConfig
 from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.deserialize import RecordDecoder, TupleRecord
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
-from embedlog.dead_letters import Failure, letter
+from embedlog.dead_letter_queue import Failure, letter
 from embedlog.errors import (
     CommitFailedError,
     EmbedlogError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from embedlog.config import GroupConfig, TopicConfig
@@ -76,12 +77,15 @@ class Failure(NamedTuple):
         last_failed_ms: int,
     ) -> Self:
         """Describe the last failure of a record."""
-        kind = type(error)
+        kind, trace = type(error), error.__traceback__
+        while trace is not None and _is_ours(trace):  # what called the handler
+            trace = trace.tb_next
+        stack = traceback.format_exception(kind, error, trace or error.__traceback__)
         return cls(
             *(record.topic, record.partition, record.offset, group, delivery_count),
             message=str(error)[:_MESSAGE_CHARACTERS],
             exception=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
-            stacktrace="".join(traceback.format_exception(error))[-_STACK_CHARACTERS:],
+            stacktrace="".join(stack)[-_STACK_CHARACTERS:],
             first_failed_ms=first_failed_ms,
             last_failed_ms=last_failed_ms,
         )
@@ -112,6 +116,10 @@ class Failure(NamedTuple):
             return cls(**{"group": "", "delivery_count": 1, "message": "", **fields})
         except (TypeError, ValueError):
             return None
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__name__")).startswith("embedlog.workers")
 
 
 def original_headers(
