@@ -10,11 +10,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from functools import partial
+from itertools import product
 
 import pytest
 from support import forks
 from support.children import run_python
 from support.patience import patient
+from support.tiers import runs, sample
 
 import embedlog
 from embedlog.api import group_worker
@@ -99,12 +101,19 @@ async def await_note_or_fail(notes, record):
     note_or_fail(notes, record)
 
 
+def few(*cases):
+    """Return all cases, or in the small tiers the last one."""
+    return cases if runs("all") else cases[-1:]
+
+
 HANDLERS = pytest.mark.parametrize("handler", [note_or_fail, await_note_or_fail])
 CONCURRENCY = pytest.mark.parametrize("concurrency", [1, 4])
+BOTH = pytest.mark.parametrize(
+    ("handler", "concurrency"), sample([*product([note_or_fail, await_note_or_fail], [1, 4])], 2)
+)
 
 
-@HANDLERS
-@CONCURRENCY
+@BOTH
 def test_a_record_that_fails_is_skipped(log, notes, caplog, handler, concurrency):
     """E30: with "skip" the others are handled, and each skipped one is logged."""
     run_to_end(log, partial(handler, notes), on_error="skip", concurrency=concurrency)
@@ -113,8 +122,7 @@ def test_a_record_that_fails_is_skipped(log, notes, caplog, handler, concurrency
     assert committed(log) == [20, 20]
 
 
-@HANDLERS
-@CONCURRENCY
+@BOTH
 def test_a_record_that_fails_again_and_again_is_a_dead_letter(log, notes, handler, concurrency):
     """E30, E33: it is handled as often as the policy says, and the others once."""
     run_to_end(log, partial(handler, notes), on_error=FAST, concurrency=concurrency)
@@ -304,7 +312,7 @@ def test_an_initializer_that_fails_ends_the_run(log, notes, handler):
     assert notes.numbers == []
 
 
-@HANDLERS
+@pytest.mark.parametrize("handler", few(note_or_fail, await_note_or_fail))
 def test_a_record_waits_until_its_time(log, notes, handler):
     """E35: `delay` counts from its timestamp; `not_before` is a time; neither holds other keys."""
     now = time.time()
@@ -340,7 +348,7 @@ def test_a_time_that_cannot_be_told_is_an_error_of_its_record(log, notes):
     assert [letter.failure.exception for letter in log.dead_letters("t.dlq")] == ["KeyError"]
 
 
-@CONCURRENCY
+@pytest.mark.parametrize("concurrency", few(1, 4))
 def test_outputs_and_dead_letters_are_published_with_the_position(log, notes, concurrency):
     """E33, G22: each output once and in the order of its key, although processes are killed."""
     log.create_topic("out", partitions=2)
@@ -640,7 +648,8 @@ def test_the_headers_of_a_failure_have_a_limit_and_any_text():
 # Processes
 
 
-def test_a_handler_that_does_not_return_is_named_with_its_stack(log, notes, monkeypatch, tmp_path):
+@pytest.mark.parametrize("kind", few("thread", "main thread", "task"))
+def test_a_handler_that_does_not_return_is_named_with_its_stack(log, monkeypatch, tmp_path, kind):
     """Once, in threads, in tasks, and in the main thread."""
     monkeypatch.setattr(group_worker, "STALLED_SECONDS", 0.3)
     lines = tmp_path / "lines"
@@ -664,20 +673,36 @@ def test_a_handler_that_does_not_return_is_named_with_its_stack(log, notes, monk
         if record.value == POISON:
             await wait_for_it_too()
 
-    for group, (handler, inner, options) in enumerate(
-        [
-            (handle, "in wait_for_it\n", {}),
-            (handle, "in wait_for_it\n", {"concurrency": 2}),
-            (await_it, "in wait_for_it_too\n", {}),
-        ]
-    ):
-        lines.unlink(missing_ok=True)
-        embedlog.run_group(
-            log, "t", f"g{group}", handler, initializer=capture, **{**END, **options}
-        ).wait(patient(60))
-        text = lines.read_text()
-        assert text.count("the handler of t-1, offset 6, has not returned for") == 1
-        assert inner in text
+    handler = await_it if kind == "task" else handle
+    inner = "in wait_for_it_too\n" if kind == "task" else "in wait_for_it\n"
+    run_to_end(log, handler, initializer=capture, concurrency=1 + (kind == "thread"))
+    text = lines.read_text()
+    assert text.count("the handler of t-1, offset 6, has not returned for") == 1
+    assert inner in text
+
+
+@pytest.mark.parametrize("is_async", few(False, True))
+def test_a_process_that_hangs_loses_its_partitions(log, notes, is_async):
+    """E36: after max_poll_interval_ms without a handler that returns, and as long again."""
+
+    def handle(record):
+        if not notes.read():
+            notes.add(-1)
+            time.sleep(3.0)
+        notes.add(int(record.value), os.getpid())
+
+    async def await_it(record):
+        if not notes.read():
+            notes.add(-1)
+            await asyncio.sleep(3.0)
+        notes.add(int(record.value), os.getpid())
+
+    options = {**OPTIONS, "processes": 2, "max_poll_interval_ms": 300, "on_error": "skip"}
+    with embedlog.run_group(log, "t", "g", await_it if is_async else handle, **options):
+        forks.until(lambda: set(notes.numbers) == {-1, *range(40)})
+        assert len({pid for _, pid, _ in notes.read()[1:]}) == 1
+        forks.until(lambda: len(notes.numbers) > 41)  # it goes on; its result does not count
+    assert committed(log) == [20, 20]
 
 
 def test_restarts_are_counted_within_a_window(log, notes):
@@ -733,13 +758,21 @@ GUARD = "if __name__ == '__main__':\n    main()"
 
 @pytest.mark.parametrize(
     ("start", "handler", "has_cloudpickle", "is_forked"),
-    [
-        (GUARD, "handle", True, False),
-        (GUARD, "closure", True, False),
-        (GUARD, "closure", False, True),
-        (GUARD, "lambda record, lock=__import__('threading').Lock(): handle(record)", True, True),
-        ("main()", "handle", True, True),
-    ],
+    sample(
+        [
+            (GUARD, "handle", True, False),
+            (GUARD, "closure", True, False),
+            (GUARD, "closure", False, True),
+            (
+                GUARD,
+                "lambda record, lock=__import__('threading').Lock(): handle(record)",
+                True,
+                True,
+            ),
+            ("main()", "handle", True, True),
+        ],
+        3,
+    ),
 )
 def test_processes_are_forked_only_where_nothing_else_works(
     log, tmp_path, start, handler, has_cloudpickle, is_forked

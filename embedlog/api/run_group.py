@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
@@ -73,7 +73,7 @@ def run_group(
     log: Log,
     topics: str | Iterable[str],
     group_id: str,
-    handler: Callable[[Record[K, V]], object] | Callable[[Record[K, V]], Awaitable[object]],
+    handler: Callable[[Record[K, V]], object],
     *,
     processes: int = 2,
     concurrency: int = 1,
@@ -303,13 +303,15 @@ def _checked_count(name: str, value: int) -> int:
 
 def _chosen_start_method(job: GroupJob) -> tuple[StartMethod, GroupJob | bytes]:
     """Return how processes are started, and the job, as bytes if only cloudpickle pickles it."""
-    main = sys.modules["__main__"]
-    path, is_module = getattr(main, "__file__", None), getattr(main, "__spec__", None) is not None
-    guard = None if path is None else _line_of_guard(path)
-    # A script that is not guarded would start the run again where it is imported.
-    if path is not None and guard is None and not is_module:
-        return "fork", job
-    if (path is not None or is_module) and not _is_defined_after(guard, job.handling):
+    main, handling = sys.modules["__main__"], job.handling
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    # As multiprocessing decides: `python -m package` is not imported again, nor is a notebook.
+    is_imported = path is not None and not (spec and spec.name.endswith("__main__"))
+    guard = _line_of_guard(path) if path is not None and is_imported else None
+    if is_imported and guard is None:
+        return "fork", job  # The program would start the run again where it is imported.
+    functions = handling.handler, handling.initializer, handling.not_before
+    if not any(_is_hidden(function, guard) for function in functions):
         with suppress(Exception):
             ForkingPickler.dumps(job)
             return "forkserver", job
@@ -328,16 +330,13 @@ def _line_of_guard(path: str) -> int | None:
     return next((number for number, line in lines if guard.match(line)), None)
 
 
-def _is_defined_after(guard: int | None, handling: Handling) -> bool:
-    """Whether a function is not there in a process that imports the program."""
-    for function in (handling.handler, handling.initializer, handling.not_before):
-        function = getattr(function, "func", function)  # of a partial
-        code = getattr(function, "__code__", None)
-        if code is None or guard is None or getattr(function, "__module__", None) != "__main__":
-            continue
-        if code.co_firstlineno > guard:
-            return True
-    return False
+def _is_hidden(function: Any, guard: int | None) -> bool:
+    """Whether a function is of the main module, and not there where that is imported, if it is."""
+    function = getattr(function, "func", function)  # of a partial
+    if getattr(function, "__module__", None) != "__main__":
+        return False
+    code = getattr(function, "__code__", None)
+    return guard is None or (code is not None and code.co_firstlineno > guard)
 
 
 def _check_forkable(method: StartMethod, *, chosen: bool) -> None:
@@ -358,6 +357,16 @@ def _check_forkable(method: StartMethod, *, chosen: bool) -> None:
         "cloudpickle, or define it in a module, and start the run under "
         "`if __name__ == '__main__':`.",
     )
+
+
+def _forget_fork_server() -> None:
+    """Let a forked child start a fork server of its own: it cannot wait for that of its parent."""
+    module = sys.modules.get("multiprocessing.forkserver")
+    if module is not None:
+        vars(module)["_forkserver"].__init__()
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
 
 
 @atexit.register

@@ -244,6 +244,12 @@ class InFlight:
         """Return when the next record is due; None if none waits for its time."""
         return self._delayed[0][0] if self._delayed else None
 
+    def are_all_running_since(self, count: int, time: float) -> bool:
+        """Whether so many records run, and all of them since before a time."""
+        with self.lock:
+            running = self.running
+            return len(running) >= count and all(each.started < time for each in running)
+
     def has_ready(self) -> bool:
         """Whether there is a record to handle now, after a `take`."""
         return bool(self._ready)

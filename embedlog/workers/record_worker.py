@@ -9,6 +9,7 @@ committed position are handled again, and nothing of them was sent.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -114,6 +115,8 @@ class RecordWorker(ConsumerRebalanceListener):
         )
         self._committed: dict[TopicPartition, int] = {}
         self._commit_at = 0.0
+        self._pause = threading.Event()
+        """Never set."""
 
     def running(self) -> list[tuple[Record, Any]]:
         """Return the records that are being handled, with their thread or task; any thread may."""
@@ -126,11 +129,17 @@ class RecordWorker(ConsumerRebalanceListener):
         Raises:
             BaseException: What ended it; what was finished is committed.
         """
-        in_flight = self._in_flight
+        in_flight, patience = self._in_flight, self._config.max_poll_interval_ms / 1000
         self._runner.start(self._handling.initializer)
         try:
             self._consumer.subscribe(self._topics, listener=self)
             while not is_stopping() and in_flight.error is None:
+                if in_flight.are_all_running_since(
+                    self._handling.concurrency, monotonic() - patience
+                ):
+                    # Without polls it loses its partitions to members that do not hang.
+                    self._pause.wait(IDLE_SECONDS)
+                    continue
                 try:
                     polled = self._consumer.poll(self._timeout_ms())
                 except WakeupError:

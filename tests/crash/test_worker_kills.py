@@ -14,7 +14,7 @@ from support.mutants import Change
 from support.tiers import choose, runs
 from support.worker_kills import Workload, check
 
-RECORDS = {"test": 400, "all": 10_000}
+RECORDS = {"test": 300, "all": 10_000}
 KINDS = list(product([False, True], [1, 4]))
 
 

@@ -124,7 +124,7 @@ def check(work: Workload, directory: Path) -> dict[str, int]:
             auto_offset_reset="earliest",
             max_poll_records=20,
         )
-        kills = _kill_at_random(run, random.Random(work.seed))
+        kills = _kill_at_random(run, random.Random(work.seed), work.records // 50)
         assert run.wait(patient(120)), "the group does not come to its end"
         letters = list(log.dead_letters("t.dlq"))
         ends = {("t", number): log.partition("t", number).end_offset() for number in range(3)}
@@ -144,12 +144,13 @@ def check(work: Workload, directory: Path) -> dict[str, int]:
     return {"kills": kills.pop(), "again": len(handled) - len(set(handled))}
 
 
-def _kill_at_random(run: embedlog.GroupRun, dice: random.Random) -> list[int]:
-    """Kill processes of a run until it ends; return a list with their number, then."""
+def _kill_at_random(run: embedlog.GroupRun, dice: random.Random, most: int) -> list[int]:
+    """Kill so many processes of a run at most, which must come to its end; return a list with
+    their number, then."""
     kills = [0]
 
     def kill() -> None:
-        while not run.wait(dice.uniform(0.02, 0.3)):
+        while kills[0] < most and not run.wait(dice.uniform(0.02, 0.3)):
             with suppress(IndexError, ProcessLookupError):  # it has just ended
                 os.kill(dice.choice(run.pids), signal.SIGKILL)
                 kills[0] += 1
