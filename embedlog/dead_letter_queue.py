@@ -78,12 +78,16 @@ class Failure(NamedTuple):
     ) -> Self:
         """Describe the last failure of a record."""
         kind, trace = type(error), error.__traceback__
+        try:
+            message = str(error)
+        except Exception:  # noqa: BLE001 - whatever the user's class raises
+            message = ""
         while trace is not None and _is_ours(trace):  # what called the handler
             trace = trace.tb_next
         stack = traceback.format_exception(kind, error, trace or error.__traceback__)
         return cls(
             *(record.topic, record.partition, record.offset, group, delivery_count),
-            message=str(error)[:_MESSAGE_CHARACTERS],
+            message=message[:_MESSAGE_CHARACTERS],
             exception=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
             stacktrace="".join(stack)[-_STACK_CHARACTERS:],
             first_failed_ms=first_failed_ms,

@@ -421,6 +421,32 @@ def test_members_that_come_and_go_finish_what_they_have_begun(log, notes):
     assert Counter(notes.numbers) == Counter(range(40, 300))
 
 
+def test_a_topic_that_is_deleted_is_forgotten(log, notes):
+    """With its records in flight and its dead letters; those of the others are handled."""
+    log.create_topic("other")
+    log.producer().send_batch("other", [b"13"] * 5).result()
+
+    def handle(record):
+        notes.add(record.topic, int(record.value))
+        if record.topic == "other":
+            raise ValueError("thirteen")
+        time.sleep(0.005)
+
+    policy = embedlog.Retry(attempts=2, backoff=0.2, dead_letter="d")
+    topics = ["t", "other"]
+    with embedlog.run_group(
+        log, topics, "g", handle, on_error=policy, concurrency=3, max_poll_records=4, **OPTIONS
+    ) as run:
+        forks.until(lambda: any(fields[0] == "other" for fields in notes.read()))
+        log.delete_topic("other")
+        forks.until(lambda: committed(log) == [20, 20])
+        fill(log, range(40, 60))
+        forks.until(lambda: committed(log) == [30, 30])
+        assert run.running
+    handled = {fields[1] for fields in notes.read() if fields[0] == "t"}
+    assert handled == set(range(60))
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_stop_finishes_what_was_begun(log, notes, is_async):
     """And commits it; the rest is handled by the next run."""

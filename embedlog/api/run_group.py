@@ -325,7 +325,7 @@ def _chosen_start_method(job: GroupJob) -> tuple[StartMethod, GroupJob | bytes]:
 
 def _line_of_guard(path: str) -> int | None:
     """Return where a program begins to do what it does only as the main module; None if nowhere."""
-    guard = re.compile(r"if\b.*\b__name__\b.*__main__")
+    guard = re.compile(r"if\b(?=.*\b__name__\b).*__main__")
     lines = enumerate(linecache.getlines(path), 1)
     return next((number for number, line in lines if guard.match(line)), None)
 

@@ -105,7 +105,7 @@ class RecordWorker(ConsumerRebalanceListener):
         self._topics, self._consumer, self._producer = topics, consumer, producer
         self._letter_partitions = letter_partitions
         self._decoder = RecordDecoder(config, root)
-        self._window = config.max_poll_records
+        self._window = max(config.max_poll_records, 2 * handling.concurrency)
         """A partition with so many records in flight is paused."""
         self._in_flight = InFlight(consumer.wakeup, self._window // 2)
         kind, call = (TaskRunner, self._await) if handling.is_async else (ThreadRunner, self._call)
@@ -146,6 +146,7 @@ class RecordWorker(ConsumerRebalanceListener):
                     polled = {}
                 for key, records in polled.items():
                     in_flight.add(self._admitted(in_flight.partition(key), records))
+                self._drop_deleted()
                 self._commit_if_due()
                 self._control_flow()
         except BaseException as error:  # noqa: BLE001 - raised below
@@ -158,6 +159,12 @@ class RecordWorker(ConsumerRebalanceListener):
             in_flight.fail(error)
         if in_flight.error is not None:
             raise in_flight.error
+
+    def _drop_deleted(self) -> None:
+        """Forget partitions of topics that were deleted, which no listener is told of."""
+        keys = {partition.key for partition in self._in_flight.partitions()}
+        if deleted := keys - self._consumer.assignment():
+            self.on_partitions_lost(deleted)
 
     def _timeout_ms(self) -> float | None:
         if self._in_flight.is_due():
@@ -321,7 +328,8 @@ class RecordWorker(ConsumerRebalanceListener):
             _log.warning("%s", error)
             return
         except EmbedlogError as error:
-            if outputs and not error.retriable:
+            is_deleted = error.topic in self._topics and error.topic not in self._root.topics()
+            if outputs and not error.retriable and not is_deleted:
                 raise
             _log.warning("A commit failed; the next one includes its offsets: %s", error)
             if not outputs or not self._was_published(positions):
@@ -362,6 +370,7 @@ class RecordWorker(ConsumerRebalanceListener):
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Finish what runs, and commit."""
         self._in_flight.revoke(revoked, self._config.max_poll_interval_ms / 1000)
+        self._drop_deleted()
         try:
             self._commit()
         finally:
