@@ -797,7 +797,7 @@ GUARD = "if __name__ == '__main__':\n    main()"
             ),
             ("main()", "handle", True, True),
         ],
-        3,
+        2,
     ),
 )
 def test_processes_are_forked_only_where_nothing_else_works(
@@ -815,6 +815,7 @@ def test_processes_are_forked_only_where_nothing_else_works(
     assert log.groups["g"].lag() == {("t", 0): 0, ("t", 1): 0}
 
 
+@pytest.mark.tier("all")
 def test_a_program_that_is_imported_again_must_not_start_a_run(log, tmp_path):
     """The error says what to do."""
     program = tmp_path / "program.py"
