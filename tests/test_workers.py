@@ -29,6 +29,7 @@ from embedlog.errors import (
     RecordDeserializationError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.workers import record_worker
 
 pytestmark = pytest.mark.tier("test")  # each test starts processes
 
@@ -705,6 +706,29 @@ def test_a_handler_that_does_not_return_is_named_with_its_stack(log, monkeypatch
     text = lines.read_text()
     assert text.count("the handler of t-1, offset 6, has not returned for") == 1
     assert inner in text
+
+
+@pytest.mark.parametrize("is_async", few(False, True))
+def test_a_failure_is_reported_although_another_handler_hangs(log, monkeypatch, is_async):
+    """After a while, in which it may still finish its record."""
+    monkeypatch.setattr(record_worker, "STOP_SECONDS", 0.2)
+
+    def handle(record):
+        if record.value == POISON:
+            raise ValueError("thirteen")
+        if record.value == b"2":
+            time.sleep(60)
+
+    async def await_it(record):
+        if record.value == b"2":
+            await asyncio.sleep(60)
+        handle(record)
+
+    options = {**OPTIONS, "concurrency": 2}
+    run = embedlog.run_group(log, "t", "g", await_it if is_async else handle, **options)
+    with pytest.raises(ValueError, match="thirteen"):
+        run.wait(patient(15))
+    assert committed(log) == [1, 6]
 
 
 @pytest.mark.parametrize("is_async", few(False, True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -85,16 +85,15 @@ class InFlight:
     """All records in flight of one process; any thread may call it.
 
     Args:
-        notify: Called, under the lock, when so many more records can be worked on; a runner
-            replaces it.
         wake: Called when the thread that polls should look: nothing is left to do, a paused
             partition is half done, or a record failed for good.
-        low: A paused partition with fewer unfinished records is half done.
+        low: A paused partition with no more unfinished records is half done.
     """
 
     def __init__(self, wake: Callable[[], object], low: int) -> None:
         self.lock = threading.RLock()
         self.notify: Callable[[int], object] = lambda ready: None
+        """Called under the lock when so many more records can be handled; a runner sets it."""
         self._wake, self._low = wake, low
         self._stopped = threading.Condition(self.lock)
         """Notified when a record stops running."""
@@ -187,9 +186,8 @@ class InFlight:
         """Forget what was committed."""
         with self.lock:
             for key, done in committable.items():
-                partition = self._partitions.get(key)
-                for _ in range(done.records if partition is not None else 0):
-                    partition.records.popleft()  # type: ignore[union-attr]
+                for _ in range(done.records if key in self._partitions else 0):
+                    self._partitions[key].records.popleft()
 
     def revoke(self, keys: Collection[TopicPartition], timeout: float) -> None:
         """Begin no further record of some partitions, and wait until those that run are finished.
@@ -214,6 +212,8 @@ class InFlight:
                 if partition is not None:
                     partition.revoked = True
                     self.unfinished -= partition.unfinished
+            self._delayed = [each for each in self._delayed if not each[2].partition.revoked]
+            heapify(self._delayed)
 
     def close(self) -> None:
         """Begin no further record, and let the runner end."""
@@ -224,11 +224,7 @@ class InFlight:
     # The threads or tasks that handle records
 
     def take(self, now: float) -> InFlightRecord | None:
-        """Return a record to handle now, or None; the caller must have the lock, or call `finish`.
-
-        Args:
-            now: The monotonic clock.
-        """
+        """Return a record to handle now, by the monotonic clock, or None; under the lock."""
         while self._delayed and self._delayed[0][0] <= now:
             self._ready.append(heappop(self._delayed)[2])
         while self._ready and not self.closed:

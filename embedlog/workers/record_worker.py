@@ -34,11 +34,13 @@ from embedlog.producer import Producer
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 from embedlog.retry import OnError, Retry
 from embedlog.root.root import Root
-from embedlog.workers.in_flight import Committable, InFlight, InFlightPartition, InFlightRecord
+from embedlog.workers.in_flight import InFlight, InFlightPartition, InFlightRecord
 from embedlog.workers.runners import TaskRunner, ThreadRunner
 
 COMMIT_SECONDS = 0.1
 """How often finished records are committed while others are not."""
+STOP_SECONDS = 30.0
+"""How long handlers may go on after a failure before it is reported."""
 IDLE_SECONDS = 1.0
 """How often the group is looked after while all records in flight wait for their time."""
 
@@ -145,18 +147,19 @@ class RecordWorker(ConsumerRebalanceListener):
                 except WakeupError:
                     polled = {}
                 for key, records in polled.items():
-                    in_flight.add(self._admitted(in_flight.partition(key), records))
+                    in_flight.add([*self._admitted(in_flight.partition(key), records)])
                 self._drop_deleted()
                 self._commit_if_due()
                 self._control_flow()
         except BaseException as error:  # noqa: BLE001 - raised below
             in_flight.fail(error)
         in_flight.close()
-        self._runner.join()
+        self._runner.join(STOP_SECONDS)
         try:
             self._commit()
         except EmbedlogError as error:
             in_flight.fail(error)
+        in_flight.drop([partition.key for partition in in_flight.partitions()])
         if in_flight.error is not None:
             raise in_flight.error
 
@@ -334,13 +337,6 @@ class RecordWorker(ConsumerRebalanceListener):
             _log.warning("A commit failed; the next one includes its offsets: %s", error)
             if not outputs or not self._was_published(positions):
                 return
-        self._note_commit(positions, committable)
-
-    def _note_commit(
-        self,
-        positions: Mapping[TopicPartition, OffsetAndMetadata],
-        committable: dict[TopicPartition, Committable],
-    ) -> None:
         self._committed |= {key: position.offset for key, position in positions.items()}
         self._in_flight.committed(committable)
 

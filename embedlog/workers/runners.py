@@ -57,10 +57,11 @@ class ThreadRunner:
         for thread in self._threads:
             thread.start()
 
-    def join(self) -> None:
-        """Wait for the end of the handlers that run, after `InFlight.close`."""
+    def join(self, seconds: float) -> None:
+        """Wait for the handlers that run, after `InFlight.close`, for so long at most."""
+        until = monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(until - monotonic(), 0.0))
 
     def _run(self) -> None:
         in_flight, this = self._in_flight, threading.get_ident()
@@ -144,9 +145,9 @@ class TaskRunner:
         if self._error is not None:
             raise self._error
 
-    def join(self) -> None:
-        """Wait for the end of the handlers that run, after `InFlight.close`."""
-        self._thread.join()
+    def join(self, seconds: float) -> None:
+        """Wait for the handlers that run, after `InFlight.close`, for so long at most."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
