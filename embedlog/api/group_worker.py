@@ -31,11 +31,11 @@ from embedlog.errors import (
 )
 from embedlog.files import ProcessWatch
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
-from embedlog.workers.record_worker import Handling, RecordWorker, checked_output
-from embedlog.workers.runners import stack_of
+from embedlog.workers.handling import Handling, checked_output
 
 if TYPE_CHECKING:
     from embedlog.producer import Producer
+    from embedlog.workers.record_worker import RecordWorker
 
 COMMIT_SECONDS = 1.0
 """How often the work of a slow handler is committed between two polls."""
@@ -162,6 +162,8 @@ def _name_stalled(
         key = record.topic, record.partition, record.offset, runner
         since = seen.get(key, now)
         if now - since >= STALLED_SECONDS:
+            from embedlog.workers.stacks import stack_of
+
             since = inf
             _log.warning(
                 "Group %s, process %d: the handler of %s-%d, offset %d, has not returned for %.0f "
@@ -231,6 +233,8 @@ class GroupWorker:
             consumer = log.consumer(*job.topics, **job.config.overrides())
             steps = partial(self._poll_until_stopped, consumer)
         else:
+            from embedlog.workers.record_worker import RecordWorker
+
             stored = {"key_deserializer": "bytes", "value_deserializer": "bytes"}
             consumer = log.consumer(**job.config.changed(stored).overrides())
             letters = 0

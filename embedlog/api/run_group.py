@@ -46,7 +46,7 @@ from embedlog.forks import new_lock
 from embedlog.groups.offsets import check_group_id
 from embedlog.record import K, Record, TopicPartition, V
 from embedlog.retry import OnError, Retry, check_on_error
-from embedlog.workers.record_worker import Handling
+from embedlog.workers.handling import Handling
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -8,17 +8,16 @@ committed position are handled again, and nothing of them was sent.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from embedlog.callbacks import check_ran
-from embedlog.config import ConsumerConfig, GroupConfig
+from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.deserialize import RecordDecoder, TupleRecord
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
@@ -30,12 +29,16 @@ from embedlog.errors import (
     WakeupError,
 )
 from embedlog.lazy import logging
-from embedlog.producer import Producer
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
-from embedlog.retry import OnError, Retry
+from embedlog.retry import Retry
 from embedlog.root.root import Root
+from embedlog.workers.handling import Handling, checked_output
 from embedlog.workers.in_flight import InFlight, InFlightPartition, InFlightRecord
-from embedlog.workers.runners import TaskRunner, ThreadRunner
+
+if TYPE_CHECKING:
+    from embedlog.producer import Producer
+    from embedlog.workers.task_runner import TaskRunner
+    from embedlog.workers.thread_runner import ThreadRunner
 
 COMMIT_SECONDS = 0.1
 """How often finished records are committed while others are not."""
@@ -45,38 +48,6 @@ IDLE_SECONDS = 1.0
 """How often the group is looked after while all records in flight wait for their time."""
 
 _log = logging.getLogger("embedlog.workers")
-
-
-class Handling(NamedTuple):
-    """How the records of a group are handled; the arguments of `run_group`."""
-
-    handler: Callable[[Any], Any]
-    on_error: OnError = "stop"
-    concurrency: int = 1
-    outputs: bool = False
-    """Whether the handler returns records to send."""
-    initializer: Callable[[], Any] | None = None
-    delay: float = 0.0
-    not_before: Callable[[Any], datetime | float | None] | None = None
-    config: GroupConfig = GroupConfig()
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the handler is awaited."""
-        handler = self.handler
-        called = getattr(type(handler), "__call__", None)  # noqa: B004 - the method itself
-        return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether records are handled in the thread that polls, until the first one fails."""
-        waits = self.delay > 0 or self.not_before is not None
-        return self.on_error == "stop" and self.concurrency == 1 and not (waits or self.is_async)
-
-    @property
-    def dead_letter(self) -> str | None:
-        """The topic of dead letters."""
-        return self.config.errors_deadletterqueue_topic_name
 
 
 class RecordWorker(ConsumerRebalanceListener):
@@ -110,15 +81,22 @@ class RecordWorker(ConsumerRebalanceListener):
         self._window = max(config.max_poll_records, 2 * handling.concurrency)
         """A partition with so many records in flight is paused."""
         self._in_flight = InFlight(consumer.wakeup, self._window // 2)
-        kind, call = (TaskRunner, self._await) if handling.is_async else (ThreadRunner, self._call)
-        self._runner: TaskRunner | ThreadRunner = kind(
-            *(self._in_flight, call, handling.concurrency),
-            *(self._in_flight.finish, self._note_failure),
-        )
+        self._runner = self._new_runner()
         self._committed: dict[TopicPartition, int] = {}
         self._commit_at = 0.0
         self._pause = threading.Event()
         """Never set."""
+
+    def _new_runner(self) -> TaskRunner | ThreadRunner:
+        count, in_flight = self._handling.concurrency, self._in_flight
+        callbacks = in_flight.finish, self._note_failure
+        if self._handling.is_async:
+            from embedlog.workers.task_runner import TaskRunner
+
+            return TaskRunner(in_flight, self._await, count, *callbacks)
+        from embedlog.workers.thread_runner import ThreadRunner
+
+        return ThreadRunner(in_flight, self._call, count, *callbacks)
 
     def running(self) -> list[tuple[Record, Any]]:
         """Return the records that are being handled, with their thread or task; any thread may."""
@@ -381,17 +359,3 @@ class RecordWorker(ConsumerRebalanceListener):
         self._in_flight.drop(lost)
         for key in lost:
             self._committed.pop(key, None)
-
-
-def checked_output(output: object) -> tuple[Any, ...]:
-    """Return what a handler returned for `Producer.send`.
-
-    Raises:
-        TypeError: It is no tuple.
-    """
-    if not isinstance(output, tuple):
-        raise TypeError(
-            "A handler with outputs=True must return tuples of topic, value and key, got "
-            f"{output!r}"
-        )
-    return output
