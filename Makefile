@@ -20,10 +20,10 @@ quick: .venv/.dev jar
 test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams lowest
+test-all: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams .venv/fastapi lowest
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
-nightly: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams
+nightly: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams .venv/fastapi
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 # The lowest versions of the dependencies that pyproject.toml declares.
@@ -85,13 +85,15 @@ spark-versions: .venv/spark-4.1 .venv/spark-4.2
 	mv $@.partial $@
 
 # What the recipes of docs/splits.md run with, beside the other tools; PyTorch takes 5 GB.
-# And Quix Streams, which needs an older confluent-kafka than the clients are tested with.
-engines: .venv/engines .venv/torch .venv/quixstreams
+# And Quix Streams, which needs an older confluent-kafka than the clients are tested with; and
+# FastAPI, for an example.
+engines: .venv/engines .venv/torch .venv/quixstreams .venv/fastapi
 
 .venv/torch: PACKAGES = torch
 .venv/quixstreams: PACKAGES = quixstreams
 .venv/engines: PACKAGES = dask 'deltalake>=1.6' ray
-.venv/engines .venv/torch .venv/quixstreams: | .venv/bin/python
+.venv/fastapi: PACKAGES = fastapi httpx uvicorn
+.venv/engines .venv/torch .venv/quixstreams .venv/fastapi: | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --target $@.partial $(PACKAGES)
 	mv $@.partial $@
 

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from embedlog import errors
-from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+from embedlog.config import (
+    ConsumerConfig,
+    GroupConfig,
+    MaintenanceConfig,
+    ProducerConfig,
+    TopicConfig,
+)
 from embedlog.config.settings import Settings
 from embedlog.metrics import GROUPS
 
@@ -46,6 +52,11 @@ CONFIGS = {
         "Consumer settings",
         "Given to `log.consumer(...)` as keyword arguments.",
     ),
+    "group": (
+        GroupConfig,
+        "Group settings",
+        "Given to `embedlog.run_group` as keyword arguments, beside those of its consumers.",
+    ),
     "maintenance": (
         MaintenanceConfig,
         "Maintenance settings",
@@ -62,6 +73,7 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
         "message_timestamp_after_max_ms": "`3600000` (1 h)",
         "producer_id_expiration_ms": "the same (of the broker)",
         "audit": OWN,
+        "errors_deadletterqueue_group_enable": "the same; since Kafka 4.4",
         "key_index_enable": OWN,
         "rebatch_min_rows": OWN,
         "retention_bytes_hard": OWN,
@@ -123,6 +135,11 @@ KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
             SAME,
         ),
     },
+    "group": {
+        "errors_deadletterqueue_topic_name": SAME,
+        "errors_deadletterqueue_copy_record_enable": "`false`",
+        "errors_deadletterqueue_auto_create_topics_enable": "`false` (of the broker)",
+    },
     "maintenance": {
         "log_cleaner_io_buffer_size": "`524288` (512 KiB)",
         "log_retention_check_interval_ms": "`300000` (5 min)",
@@ -159,6 +176,7 @@ VALUES = {
     ("producer", "producer_name"): "str or `None`",
     ("producer", "transactional_id"): "str or `None`",
     ("producer", "value_serializer"): "a [serializer](../values.md#serializers)",
+    ("group", "errors_deadletterqueue_topic_name"): "str or `None`",
     ("consumer", "auto_offset_reset"): "`latest`, `earliest` or `none`",
     ("consumer", "client_id"): "str",
     ("consumer", "group_id"): "str or `None`",
@@ -522,7 +540,8 @@ API = {
         "Groups",
         [
             *("embedlog.Groups", "embedlog.ConsumerGroup"),
-            *("embedlog.run_group", "embedlog.GroupRun"),
+            *("embedlog.run_group", "embedlog.GroupRun", "embedlog.Retry"),
+            *("embedlog.DeadLetters", "embedlog.DeadLetter"),
         ],
     ),
     "replicas": ("Directories and copies", ["embedlog.Replicas"]),

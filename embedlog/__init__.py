@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from embedlog.api.at import LogAt
     from embedlog.api.backups import restore
     from embedlog.api.consumer_group import ConsumerGroup, Groups
+    from embedlog.api.dead_letters import DeadLetter, DeadLetters
     from embedlog.api.failover import Mirrors
     from embedlog.api.housekeeping import Housekeeping
     from embedlog.api.open_snapshot import OpenSnapshot, open_snapshot
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     )
     from embedlog.registry.avro_serializers import AvroDeserializer, AvroSerializer
     from embedlog.registry.schema_registry import RegisteredSchema, SchemaRegistry
+    from embedlog.retry import Retry
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.splits.split import Split
 
@@ -63,6 +65,7 @@ _NAMES = {
     "api.run_group": "run_group GroupRun",
     "api.run_mirror": "mirror MirrorRun",
     "api.consumer_group": "ConsumerGroup Groups",
+    "api.dead_letters": "DeadLetter DeadLetters",
     "api.failover": "Mirrors",
     "api.housekeeping": "Housekeeping",
     "api.at": "LogAt",
@@ -79,6 +82,7 @@ _NAMES = {
     "splits.split": "Split",
     "registry.avro_serializers": "AvroDeserializer AvroSerializer",
     "registry.schema_registry": "RegisteredSchema SchemaRegistry",
+    "retry": "Retry",
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -89,6 +93,8 @@ __all__ = [
     "Consumer",
     "ConsumerGroup",
     "ConsumerRebalanceListener",
+    "DeadLetter",
+    "DeadLetters",
     "GroupRun",
     "Groups",
     "Housekeeping",
@@ -104,6 +110,7 @@ __all__ = [
     "RecordMetadata",
     "RegisteredSchema",
     "Replicas",
+    "Retry",
     "SchemaRegistry",
     "Snapshot",
     "Snapshots",

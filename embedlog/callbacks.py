@@ -6,11 +6,21 @@ so what the function should do would never happen, in silence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
 
 
-def check_callback(function: object, name: str, *, iterated: bool = False) -> None:
-    """Raise unless a call of a function runs it, or, if it may be a generator, the iteration.
+def check_callback(
+    function: object, name: str, *, iterated: bool = False, awaited: bool = False
+) -> None:
+    """Raise unless a call of a function runs it.
+
+    Args:
+        function: The function.
+        name: What the program calls it.
+        iterated: Whether the result is iterated, so that it may be a generator.
+        awaited: Whether the result is awaited, so that it may be an ``async def`` function.
 
     Raises:
         TypeError: It is not callable, an ``async def`` function, or a generator.
@@ -20,7 +30,9 @@ def check_callback(function: object, name: str, *, iterated: bool = False) -> No
     import inspect
 
     called = type(function).__call__
-    kinds = [inspect.iscoroutinefunction, inspect.isasyncgenfunction]
+    kinds: list[Callable[[Any], bool]] = [inspect.isasyncgenfunction]
+    if not awaited:
+        kinds.append(inspect.iscoroutinefunction)
     if not iterated:
         kinds.append(inspect.isgeneratorfunction)
     if any(is_kind(function) or is_kind(called) for is_kind in kinds):

@@ -14,8 +14,10 @@ from support.roots import encoded, fill, values
 import embedlog
 from embedlog import index
 from embedlog.batch.limits import kafka_size
-from embedlog.config import TopicConfig
+from embedlog.config import GroupConfig, TopicConfig
+from embedlog.dead_letter_queue import ensure_topic
 from embedlog.errors import (
+    InvalidConfigError,
     InvalidRecordError,
     MirroredTopicError,
     RecordBatchTooLargeError,
@@ -382,6 +384,15 @@ def check_audit(log, clock):
     rows = log.audit("t", "1h", tiers=["producer"]).rows
     counts = [row.counts for row in rows if row.who.client == "open"]
     assert sum(count.records - count.unreported for count in counts) == 1
+
+
+def check_errors_deadletterqueue_group_enable(log, clock):
+    log.create_topic("origin")
+    config = GroupConfig.parse({"errors.deadletterqueue.topic.name": "t"})
+    with pytest.raises(InvalidConfigError, match="not one for dead letters"):
+        ensure_topic(log.root, config, ["origin"])
+    alter(log, errors_deadletterqueue_group_enable=True)
+    assert ensure_topic(log.root, config, ["origin"]) == log.topic("t").partitions
 
 
 def check_mirror_source(log, clock):

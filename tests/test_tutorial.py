@@ -20,7 +20,7 @@ DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 MARK = "=== the next block ==="
 FORKS = "ignore:This process:DeprecationWarning"
-"""Newer Pythons warn about a fork in a process with threads; `run_group` forks by default."""
+"""Newer Pythons warn about a fork in a process with threads."""
 
 WITH_SHELL = [
     *("../README.md", "index.md", "tutorial.md", "values.md", "avro.md", "guide.md", "mirrors.md"),
@@ -28,7 +28,9 @@ WITH_SHELL = [
 ]
 """Pages of which the shell blocks are run, too; see `that_ends`."""
 
-PYTHON_ONLY = ["audit.md", "replicas.md", "troubleshooting.md", "kafka-clients.md"]
+PYTHON_ONLY = [
+    *("audit.md", "replicas.md", "troubleshooting.md", "kafka-clients.md", "background-work.md"),
+]
 """Pages whose shell blocks are alternatives; tests/test_docs.py looks at their commands.
 
 Two pages in one text are one session.

@@ -239,8 +239,8 @@ def test_every_setting_has_a_type():
 DIR = {
     "log": """
         alter_topic at audit backup clone close consumer convert create_partitions create_topic
-        delete_records delete_topic describe_topic durability flush groups housekeeping metrics
-        mirrors partition path producer prometheus replicas report schema_registry snapshot
+        dead_letters delete_records delete_topic describe_topic durability flush groups housekeeping
+        metrics mirrors partition path producer prometheus replicas report schema_registry snapshot
         snapshots sql topic topics transaction
     """,
     "housekeeping": """

@@ -10,6 +10,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from math import inf
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +20,7 @@ from embedlog.api.log import Log
 from embedlog.callbacks import check_ran
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
+from embedlog.dead_letter_queue import ensure_topic
 from embedlog.errors import (
     CommitFailedError,
     EmbedlogError,
@@ -28,15 +31,21 @@ from embedlog.errors import (
 )
 from embedlog.files import ProcessWatch
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
+from embedlog.workers.handling import Handling, checked_output
 
 if TYPE_CHECKING:
     from embedlog.producer import Producer
+    from embedlog.workers.record_worker import RecordWorker
 
 COMMIT_SECONDS = 1.0
 """How often the work of a slow handler is committed between two polls."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """End a process after its current record; Ctrl-C signals all processes of a terminal."""
+STALLED_SECONDS = 30.0
+"""A handler that has not returned for this long is logged, with its stack."""
 _LONG_SECONDS = 3600.0
+_LOOKS = 6
+"""How often to look at the handlers in that time."""
 
 _log = logging.getLogger("embedlog.api")
 
@@ -47,12 +56,10 @@ class GroupJob(NamedTuple):
     reopen: Callable[[], Log]
     topics: tuple[str, ...]
     config: ConsumerConfig
-    handler: Callable[[Any], Any]
+    handling: Handling
     batch: bool
     parent: int
     """The id of the process that started the run; the run ends when that process does."""
-    outputs: bool = False
-    """Whether the handler returns records to send."""
 
     def for_process(self, number: int) -> GroupJob:
         """Return the job for one process, with its own instance id if members are static."""
@@ -99,35 +106,73 @@ def receive_error(pipe: Connection) -> Exception:
     return error
 
 
-def work(job: GroupJob, pipe: Connection) -> None:
-    """Run one process, until a signal, the end of the parent, or an error."""
+def work(pickled: GroupJob | bytes, number: int, pipe: Connection) -> None:
+    """Run one process, until a signal, the end of the parent, or an error.
+
+    Args:
+        pickled: The job; as bytes if only cloudpickle can pickle it.
+        number: Of the process, from 0.
+        pipe: Takes the error.
+    """
+    job: GroupJob = pickle.loads(pickled) if isinstance(pickled, bytes) else pickled
+    job = job.for_process(number)
     worker = GroupWorker(job)
-    for number in SIGNALS:
-        signal.signal(number, worker.stop)
+    for each in SIGNALS:
+        signal.signal(each, worker.stop)
     # The parent blocked them until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    threading.Thread(target=_terminate_with, args=(job.parent,), daemon=True).start()
+    threading.Thread(target=_watch, args=(job, worker), daemon=True).start()
     try:
         with job.reopen() as log:
-            if job.outputs:
-                # The members of the group fence each other, so no name is needed.
-                worker.producer = log.producer(transactional_id="")
-                worker.producer.init_transactions()
-            worker.run(log.consumer(*job.topics, **job.config.overrides()), pipe)
+            worker.run(log, pipe)
     except BaseException as error:  # noqa: BLE001 - it is sent to the parent
         worker.fail(error, pipe)
 
 
-def _terminate_with(parent: int) -> None:
-    """Terminate this process when its parent ends, for whatever reason."""
+def _watch(job: GroupJob, worker: GroupWorker) -> None:
+    """Name handlers that do not return; end this process when its parent ends, for any reason."""
     watch = ProcessWatch()
-    watch.watch({parent})
-    while not watch.wait(_LONG_SECONDS):
+    watch.watch({job.parent})
+    seen: dict[tuple[Any, ...], float] = {}
+    while not watch.wait(STALLED_SECONDS / _LOOKS):
+        seen = _name_stalled(job, worker, seen, monotonic())
         try:
-            os.kill(parent, 0)
+            os.kill(job.parent, 0)
         except ProcessLookupError:
             break
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _name_stalled(
+    job: GroupJob, worker: GroupWorker, seen: dict[tuple[Any, ...], float], now: float
+) -> dict[tuple[Any, ...], float]:
+    """Log the handlers that have not returned for long, once each.
+
+    Args:
+        job: The job.
+        worker: What calls the handlers.
+        seen: When each record was first seen with its handler; infinite once it was named.
+        now: The monotonic clock.
+
+    Returns:
+        The same for the records that are being handled now.
+    """
+    running = {}
+    for record, runner in worker.running():
+        key = record.topic, record.partition, record.offset, runner
+        since = seen.get(key, now)
+        if now - since >= STALLED_SECONDS:
+            from embedlog.workers.stacks import stack_of
+
+            since = inf
+            _log.warning(
+                "Group %s, process %d: the handler of %s-%d, offset %d, has not returned for %.0f "
+                "s; it is here:\n%s",
+                *(job.config.group_id, os.getpid(), record.topic, record.partition, record.offset),
+                *(STALLED_SECONDS, stack_of(runner)),
+            )
+        running[key] = since
+    return running
 
 
 class GroupWorker:
@@ -138,14 +183,17 @@ class GroupWorker:
     With outputs, each poll is a transaction.
     """
 
-    producer: Producer | None = None
-    """Sends what the handler returns."""
-
     def __init__(self, job: GroupJob) -> None:
-        self._handler, self._batch = job.handler, job.batch
+        self._job, self._handler, self._batch = job, job.handling.handler, job.batch
         self._wakeup = ProcessWatch()
         self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
+        """Sends what the handler returns."""
+        self._records: RecordWorker | None = None
+        """Handles the records, unless they are handled here."""
         self._stopping = False
+        self._polled: Mapping[TopicPartition, list[Record]] = {}
+        """The records of the last poll, until they are handled."""
         self._poll_done = True
         """Whether all records of the last poll were handled."""
         self._handled: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -161,19 +209,44 @@ class GroupWorker:
         if self._consumer is not None:
             self._consumer.wakeup()
 
-    def run(self, consumer: Consumer, pipe: Connection) -> None:
+    def running(self) -> list[tuple[Record, Any]]:
+        """Return the records that are being handled, with their thread or task; any thread may."""
+        if self._records is not None:
+            return self._records.running()
+        for partition, records in self._polled.items():
+            handled = self._handled.get(partition)
+            left = [each for each in records if handled is None or each.offset >= handled.offset]
+            if left:
+                return [(left[0], threading.main_thread().ident)]
+        return []
+
+    def run(self, log: Log, pipe: Connection) -> None:
         """Handle records until `stop`, or until one fails."""
+        job, handling = self._job, self._job.handling
+        if handling.outputs or handling.dead_letter is not None:
+            # The members of the group fence each other, so no name is needed.
+            self._producer = log.producer(transactional_id="")
+            self._producer.init_transactions()
+        if handling.is_plain:
+            if handling.initializer is not None:
+                check_ran(handling.initializer(), "initializer")
+            consumer = log.consumer(*job.topics, **job.config.overrides())
+            steps = partial(self._poll_until_stopped, consumer)
+        else:
+            from embedlog.workers.record_worker import RecordWorker
+
+            stored = {"key_deserializer": "bytes", "value_deserializer": "bytes"}
+            consumer = log.consumer(**job.config.changed(stored).overrides())
+            letters = 0
+            if handling.dead_letter is not None:
+                letters = ensure_topic(log.root, handling.config, job.topics)
+            self._records = RecordWorker(
+                *(log.root, job.topics, job.config, handling, consumer, self._producer, letters)
+            )
+            steps = partial(self._records.run, lambda: self._stopping)
         self._consumer = consumer
         try:
-            while not self._stopping:
-                try:
-                    records = consumer.poll(None)
-                except WakeupError:
-                    continue
-                if self.producer is None:
-                    self._handle(consumer, records)
-                elif records:
-                    self._transform(consumer, self.producer, records)
+            steps()
         except BaseException as error:  # noqa: BLE001 - it is sent to the parent
             self._poll_done = False
             self.fail(error, pipe)
@@ -182,8 +255,21 @@ class GroupWorker:
             # The positions may be past records that were not handled.
             consumer.close(autocommit=self._poll_done)
 
+    def _poll_until_stopped(self, consumer: Consumer) -> None:
+        while not self._stopping:
+            try:
+                records = consumer.poll(None)
+            except WakeupError:
+                continue
+            self._handled, self._polled = {}, records
+            if self._producer is None:
+                self._handle(consumer, records)
+            elif records:
+                self._transform(consumer, self._producer, records)
+            self._polled = {}
+
     def _handle(self, consumer: Consumer, polled: Mapping[TopicPartition, list[Record]]) -> None:
-        self._handled, self._commit_at = {}, monotonic() + COMMIT_SECONDS
+        self._commit_at = monotonic() + COMMIT_SECONDS
         self._poll_done = self._committed = False
         try:
             self._poll_done = all(self._call(consumer, each) for each in self._calls(polled))
@@ -200,12 +286,12 @@ class GroupWorker:
     ) -> None:
         """Send what the handler returns for the records of a poll, and commit, in a transaction."""
         member = consumer.group_metadata()
-        handled: dict[TopicPartition, OffsetAndMetadata] = {}
+        handled = self._handled
         producer.begin_transaction()
         try:
             for records in self._calls(polled):
                 for output in self._handler(records if self._batch else records[-1]) or ():
-                    producer.send(*_checked(output))
+                    producer.send(*checked_output(output))
                 handled.update([_position_after(records[-1])])
                 if self._stopping:
                     break
@@ -273,17 +359,3 @@ def _position_after(record: Record) -> tuple[TopicPartition, OffsetAndMetadata]:
     """Return the partition of a record, and the position after it."""
     position = OffsetAndMetadata(record.offset + 1, "", record.leader_epoch)
     return TopicPartition(record.topic, record.partition), position
-
-
-def _checked(output: object) -> tuple[Any, ...]:
-    """Return what a handler returned for `Producer.send`.
-
-    Raises:
-        TypeError: It is no tuple.
-    """
-    if not isinstance(output, tuple):
-        raise TypeError(
-            "A handler with outputs=True must return tuples of topic, value and key, got "
-            f"{output!r}"
-        )
-    return output

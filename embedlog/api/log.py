@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     from embedlog.api.at import LogAt
     from embedlog.api.consumer_group import Groups
+    from embedlog.api.dead_letters import DeadLetters
     from embedlog.api.failover import Mirrors
     from embedlog.api.replicas import Replicas
     from embedlog.api.snapshots import Snapshots
@@ -244,6 +245,16 @@ class Log:
         from embedlog.api.snapshots import Snapshots
 
         return Snapshots(self.root)
+
+    def dead_letters(self, topic: str) -> DeadLetters:
+        """Return the records that groups gave up and put into a topic, to look at and to replay.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such topic.
+        """
+        from embedlog.api.dead_letters import DeadLetters
+
+        return DeadLetters(self, topic)
 
     # Topics
 

@@ -7,26 +7,33 @@ So if a process is killed, another one continues from there, and the run can be 
 from __future__ import annotations
 
 import atexit
+import linecache
 import logging
 import multiprocessing
 import os
+import re
 import signal
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
+from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, Unpack, overload
 
 from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.callbacks import check_callback
-from embedlog.config import ConsumerConfig
+from embedlog.config import ConsumerConfig, GroupConfig
+from embedlog.consumer.arguments import explicitly_enabled
 from embedlog.consumer.open_group import open_group
+from embedlog.dead_letter_queue import ensure_topic
 from embedlog.display import plural, public_names
 from embedlog.errors import (
     IllegalStateError,
@@ -38,9 +45,13 @@ from embedlog.files import thread_names
 from embedlog.forks import new_lock
 from embedlog.groups.offsets import check_group_id
 from embedlog.record import K, Record, TopicPartition, V
+from embedlog.retry import OnError, Retry, check_on_error
+from embedlog.workers.handling import Handling
 
 if TYPE_CHECKING:
-    from embedlog.config.options import GroupOptions
+    from datetime import datetime
+
+    from embedlog.config.options import RunGroupOptions
 
 CHECK_SECONDS = 0.05
 """How often to check whether everything was handled, with ``until="end"``."""
@@ -65,12 +76,18 @@ def run_group(
     handler: Callable[[Record[K, V]], object],
     *,
     processes: int = 2,
+    concurrency: int = 1,
+    on_error: OnError = "stop",
     batch: Literal[False] = False,
     outputs: bool = False,
+    initializer: Callable[[], object] | None = None,
+    delay: float = 0.0,
+    not_before: Callable[[Record[K, V]], datetime | float | None] | None = None,
     until: Literal["end"] | None = None,
     restarts: int = 3,
+    restart_window: float = 300.0,
     start_method: StartMethod | None = None,
-    **config: Unpack[GroupOptions[K, V]],
+    **config: Unpack[RunGroupOptions[K, V]],
 ) -> GroupRun: ...
 @overload
 def run_group(
@@ -82,10 +99,12 @@ def run_group(
     processes: int = 2,
     batch: Literal[True],
     outputs: bool = False,
+    initializer: Callable[[], object] | None = None,
     until: Literal["end"] | None = None,
     restarts: int = 3,
+    restart_window: float = 300.0,
     start_method: StartMethod | None = None,
-    **config: Unpack[GroupOptions[K, V]],
+    **config: Unpack[RunGroupOptions[K, V]],
 ) -> GroupRun: ...
 def run_group(
     log: Log,
@@ -94,23 +113,34 @@ def run_group(
     handler: Callable[[Any], object],
     *,
     processes: int = 2,
+    concurrency: int = 1,
+    on_error: OnError = "stop",
     batch: bool = False,
     outputs: bool = False,
+    initializer: Callable[[], object] | None = None,
+    delay: float = 0.0,
+    not_before: Callable[[Record[K, V]], datetime | float | None] | None = None,
     until: Literal["end"] | None = None,
     restarts: int = 3,
+    restart_window: float = 300.0,
     start_method: StartMethod | None = None,
-    **config: Unpack[GroupOptions[K, V]],
+    **config: Unpack[RunGroupOptions[K, V]],
 ) -> GroupRun:
     """Call a function for every record of topics, in several processes that share them.
 
     Each record is handled at least once: its offset is committed only after the handler
-    returned.  If the handler sends records elsewhere, it must wait for their futures.  A
-    handler that raises ends the run, without a commit of its record; so does a process that
+    returned.  If the handler sends records elsewhere, it must wait for their futures.  By default
+    a handler that raises ends the run, without a commit of its record; so does a process that
     ends unexpectedly after ``restarts`` others.
 
     With ``outputs`` the handler returns records, which are sent exactly once: together with the
-    offsets of those that it was called for, in a transaction for each poll.  What it does
-    besides may happen again.
+    offsets of those that it was called for, in one transaction.  What it does besides may happen
+    again.
+
+    With ``on_error``, ``concurrency``, ``delay``, ``not_before`` or an async handler, the handler
+    is called in other threads than the main one, records of different keys in any order, and those
+    of one key one after another.  The offset that is committed is that of the first record that is
+    not finished.
 
     Returns immediately.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
     `Log.close`, or the end of this process, whatever its cause.
@@ -119,50 +149,71 @@ def run_group(
         log: The log; the processes open it again, with the same path and options.
         topics: The topics.
         group_id: The consumer group; records before its committed offsets are not handled.
-        handler: Called with a `Record`, or with a list of them.
+        handler: Called with a `Record`, or with a list of them.  An ``async def`` function is
+            awaited, on an event loop of its process.
         processes: The number of processes.
+        concurrency: How many records a process handles at once: the number of its threads, or of
+            tasks for an async handler.
+        on_error: What becomes of a record whose handler raises, or that cannot be deserialized:
+            ``"stop"`` ends the run, ``"skip"`` logs a warning and goes on, and an
+            `embedlog.Retry` has it handled again, and then puts it into a topic of dead letters.
         batch: Pass lists to the handler, with records of one partition in their order.
         outputs: The handler returns or yields tuples, or returns None: topic, value, key and so
             on, as `Producer.send` takes them.
+        initializer: Called in each process before its first record; for an async handler on its
+            event loop, where it may be async too.
+        delay: Seconds after its timestamp before which no record is handled.
+        not_before: Returns the time before which a record is not handled, as a `datetime` or in
+            milliseconds since 1970; None is at once.
         until: ``"end"`` ends the run once every record that exists now was handled.
-        restarts: How many processes that ended unexpectedly are replaced, in total.
-        start_method: A start method of `multiprocessing`.  With ``"fork"``, the default, the
-            handler can be any function, also one of a notebook; otherwise it must pickle.
-        config: Settings of the consumers; see `embedlog.Consumer`.  At most
-            ``max_poll_records`` records are handled between two commits.
+        restarts: How many processes that ended unexpectedly are replaced within
+            ``restart_window``.
+        restart_window: Seconds after which a restart does not count any more.
+        start_method: A start method of `multiprocessing`.  By default ``"forkserver"`` if the
+            program can be imported again and the handler can be pickled, by cloudpickle if that is
+            installed; and ``"fork"`` otherwise, as for functions of a notebook.
+        config: Settings of the group, see `embedlog.config.GroupConfig`, and of the consumers, see
+            `embedlog.Consumer`.  A partition with ``max_poll_records`` records that are not
+            committed is not read further.
 
     Raises:
-        InvalidConfigError: A setting is wrong, or reserved for `run_group`.
+        InvalidConfigError: A setting is wrong, reserved for `run_group`, or contradicts another
+            one.
         InvalidGroupIdError: The group id is not valid.
-        UnknownTopicOrPartitionError: With ``until="end"``: there is no such topic.
-        IllegalStateError: This process has used Polars, and ``start_method`` is not given.
-        ValueError, TypeError: An argument is wrong, the handler is async or a generator, or
+        UnknownTopicOrPartitionError: There is no such topic.
+        IllegalStateError: This process has used Polars and would be forked, or it imports a
+            program again that starts a run.
+        ValueError, TypeError: An argument is wrong, the handler is a generator, or
             `multiprocessing` cannot start a process.
     """
-    settings = {name.replace(".", "_"): value for name, value in config.items()}
-    for name in set(_RESERVED) & settings.keys():
-        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
+    handling, settings = _parse(handler, on_error, config)
+    handling = handling._replace(
+        concurrency=_checked_count("concurrency", concurrency),
+        outputs=outputs,
+        initializer=initializer,
+        delay=delay,
+        not_before=not_before,
+    )
+    _check(handling, batch)
+    _checked_count("processes", processes)
     check_group_id(group_id)
-    # Each poll commits what the polls before it returned.
-    settings = {"auto_commit_interval_ms": 0, **settings, "group_id": group_id}
-    if outputs:
-        settings["enable_auto_commit"] = False
-    parsed = ConsumerConfig.parse(settings)
-    check_callback(handler, "handler", iterated=outputs)
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"processes must be an int of at least 1, got {processes!r}")
+    parsed = _consumer_config(handling, group_id, settings)
     if until not in (None, "end"):
         raise ValueError(f"until must be 'end' or None, got {until!r}")
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    creates = explicitly_enabled(settings, "allow_auto_create_topics")
+    for name in names:
+        # Otherwise the group would wait for a misspelt one.
+        (log.root.ensure_topic if creates else log.root.topic)(name)
+    if handling.dead_letter is not None:
+        ensure_topic(log.root, handling.config, names)
     backlog = None if until is None else UncommittedRecords(log, names, parsed)
-    if start_method is None:
-        start_method = "fork"
-        _check_forkable()
-    context = multiprocessing.get_context(start_method)
     reopen, arguments = log.__reduce__()
-    how = batch, os.getpid(), outputs
-    job = GroupJob(partial(reopen, *arguments), names, parsed, handler, *how)
-    run = GroupRun(job, context, restarts, backlog)
+    job = GroupJob(partial(reopen, *arguments), names, parsed, handling, batch, os.getpid())
+    method, pickled = (start_method, job) if start_method else _chosen_start_method(job)
+    _check_forkable(method, chosen=start_method is None)
+    context = multiprocessing.get_context(method)
+    run = GroupRun(job, pickled, context, restarts, restart_window, backlog)
     run._start(processes)
     # Closing the log ends the run, and so does the exit of this process.
     log._children.add(run)
@@ -170,20 +221,152 @@ def run_group(
     return run
 
 
-def _check_forkable() -> None:
-    """Raise if a handler that uses Polars would hang.
+def _parse(
+    handler: Callable[[Any], object], on_error: OnError, config: Mapping[str, Any]
+) -> tuple[Handling, dict[str, Any]]:
+    """Return what becomes of records that fail, and the settings that are of the consumers.
+
+    Raises:
+        InvalidConfigError: A setting is wrong, reserved, or contradicts another one.
+    """
+    check_on_error(on_error)
+    settings = {name.replace(".", "_"): value for name, value in config.items()}
+    for name in set(_RESERVED) & settings.keys():
+        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
+    names = GroupConfig.__settings__.keys() & settings.keys()
+    group = GroupConfig.parse({name: settings.pop(name) for name in names})
+    topic = group.errors_deadletterqueue_topic_name
+    if isinstance(on_error, Retry):
+        if topic is not None and on_error.dead_letter not in (None, topic):
+            raise InvalidConfigError(
+                f"The topic of dead letters is {on_error.dead_letter!r} in Retry, and {topic!r} in "
+                "errors.deadletterqueue.topic.name",
+                setting="errors_deadletterqueue_topic_name",
+            )
+        group = group.changed({"errors.deadletterqueue.topic.name": on_error.dead_letter or topic})
+    elif topic is not None:
+        raise InvalidConfigError(
+            f"With on_error={on_error!r} there are no dead letters",
+            todo="Pass on_error=embedlog.Retry(...).",
+            setting="errors_deadletterqueue_topic_name",
+        )
+    return Handling(handler, on_error, config=group), settings
+
+
+def _check(handling: Handling, batch: bool) -> None:
+    """Check the functions of a program, and where they are called.
+
+    Raises:
+        TypeError: A call does not run a function.
+        InvalidConfigError: A list of records cannot be handled so.
+        IllegalStateError: A new process imports its program again.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise IllegalStateError(
+            "This process imports its program again, which starts a run",
+            todo="Start it under `if __name__ == '__main__':`, or pass start_method='fork'.",
+        )
+    check_callback(handling.handler, "handler", iterated=handling.outputs, awaited=not batch)
+    if handling.initializer is not None:
+        check_callback(handling.initializer, "initializer", awaited=handling.is_async)
+    if handling.not_before is not None:
+        check_callback(handling.not_before, "not_before")
+    if isinstance(handling.delay, bool) or not isinstance(handling.delay, int | float):
+        raise TypeError(f"delay must be seconds, got {handling.delay!r}")
+    if batch and not handling.is_plain:
+        raise InvalidConfigError(
+            "With batch=True nobody knows which record of a list failed, or has to wait",
+            todo="Leave on_error, concurrency, delay and not_before out, or batch.",
+            setting="batch",
+        )
+
+
+def _consumer_config(
+    handling: Handling, group_id: str, settings: Mapping[str, Any]
+) -> ConsumerConfig:
+    """Return the settings of the consumers."""
+    # Each poll commits what the polls before it returned.
+    settings = {"auto_commit_interval_ms": 0, **settings, "group_id": group_id}
+    if handling.outputs or not handling.is_plain:
+        settings["enable_auto_commit"] = False
+    if not handling.is_plain:
+        # A rebalance then interrupts only what moves.
+        settings.setdefault("partition_assignment_strategy", ("cooperative-sticky", "range"))
+    return ConsumerConfig.parse(settings)
+
+
+def _checked_count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+    return value
+
+
+def _chosen_start_method(job: GroupJob) -> tuple[StartMethod, GroupJob | bytes]:
+    """Return how processes are started, and the job, as bytes if only cloudpickle pickles it."""
+    main, handling = sys.modules["__main__"], job.handling
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    # As multiprocessing decides: `python -m package` is not imported again, nor is a notebook.
+    is_imported = path is not None and not (spec and spec.name.endswith("__main__"))
+    guard = _line_of_guard(path) if path is not None and is_imported else None
+    if is_imported and guard is None:
+        return "fork", job  # The program would start the run again where it is imported.
+    functions = handling.handler, handling.initializer, handling.not_before
+    if not any(_is_hidden(function, guard) for function in functions):
+        with suppress(Exception):
+            ForkingPickler.dumps(job)
+            return "forkserver", job
+    # Functions of a notebook, and those within functions, can only be pickled by value.
+    with suppress(Exception):
+        import cloudpickle  # type: ignore[import-untyped]
+
+        return "forkserver", cloudpickle.dumps(job)
+    return "fork", job
+
+
+def _line_of_guard(path: str) -> int | None:
+    """Return where a program begins to do what it does only as the main module; None if nowhere."""
+    guard = re.compile(r"if\b(?=.*\b__name__\b).*__main__")
+    lines = enumerate(linecache.getlines(path), 1)
+    return next((number for number, line in lines if guard.match(line)), None)
+
+
+def _is_hidden(function: Any, guard: int | None) -> bool:
+    """Whether a function is of the main module, and not there where that is imported, if it is."""
+    function = getattr(function, "func", function)  # of a partial
+    if getattr(function, "__module__", None) != "__main__":
+        return False
+    code = getattr(function, "__code__", None)
+    return guard is None or (code is not None and code.co_firstlineno > guard)
+
+
+def _check_forkable(method: StartMethod, *, chosen: bool) -> None:
+    """Raise, or warn if the program wants to fork, where a handler that uses Polars would hang.
 
     Raises:
         IllegalStateError: This process has used Polars, whose threads no forked child has.
     """
-    if "polars-0" in thread_names():
-        raise IllegalStateError(
-            "This process has used Polars, so a handler that uses Polars would hang in a forked "
-            "process",
-            todo="If the handler does not use Polars, pass start_method='fork'. Otherwise define "
-            "it in a module, pass start_method='forkserver', and start the run under "
-            "`if __name__ == '__main__':`.",
-        )
+    if method != "fork" or "polars-0" not in thread_names():
+        return
+    what = "This process has used Polars, so a handler that uses Polars hangs in a forked process"
+    if not chosen:
+        _log.warning("%s", what)
+        return
+    raise IllegalStateError(
+        what,
+        todo="If the handler does not use Polars, pass start_method='fork'. Otherwise install "
+        "cloudpickle, or define it in a module, and start the run under "
+        "`if __name__ == '__main__':`.",
+    )
+
+
+def _forget_fork_server() -> None:
+    """Let a forked child start a fork server of its own: it cannot wait for that of its parent."""
+    module = sys.modules.get("multiprocessing.forkserver")
+    if module is not None:
+        vars(module)["_forkserver"].__init__()
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
 
 
 @atexit.register
@@ -249,12 +432,18 @@ class GroupRun:
     def __init__(
         self,
         job: GroupJob,
+        pickled: GroupJob | bytes,
         context: BaseContext,
         restarts: int,
+        restart_window: float,
         backlog: UncommittedRecords | None,
     ) -> None:
         self._job, self._context, self._backlog = job, context, backlog
-        self._restarts_left = restarts
+        self._pickled = pickled
+        """What the processes get."""
+        self._restarts, self._restart_window = restarts, restart_window
+        self._restarted_at: deque[float] = deque()
+        """When processes were replaced within the window."""
         self._workers: list[WorkerProcess] = []
         self._error: BaseException | None = None
         self._kill_at = inf
@@ -388,7 +577,7 @@ class GroupRun:
         with _start_lock:
             pipe, end = self._context.Pipe(duplex=False)
             process = self._context.Process(  # type: ignore[attr-defined]
-                target=work, args=(self._job.for_process(number), end), name=name
+                target=work, args=(self._pickled, number, end), name=name
             )
             # Signals wait until the new process has its handlers.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -436,20 +625,25 @@ class GroupRun:
         group = self._job.config.group_id
         signals = {-number: number.name for number in signal.Signals}  # not the real-time ones
         cause = signals.get(code) or f"exit code {code}"
-        if self._restarts_left > 0:
-            self._restarts_left -= 1
+        now, restarted_at = monotonic(), self._restarted_at
+        while restarted_at and now - restarted_at[0] > self._restart_window:
+            restarted_at.popleft()
+        if len(restarted_at) < self._restarts:
+            restarted_at.append(now)
+            left = self._restarts - len(restarted_at)
             _log.warning(
-                "Process %d of group %s ended with %s; starting another one; %s left",
-                *(process.pid, group, cause, plural(self._restarts_left, "restart")),
+                "Process %d of group %s ended with %s; starting another one; %s left within %.0f s",
+                *(process.pid, group, cause, plural(left, "restart"), self._restart_window),
             )
             self._start_worker(worker.number)
             return
         self._kill_at = monotonic() + STOP_SECONDS
         self._error = self._error or ProcessDiedError(
-            f"Process {process.pid} ended with {cause}, and no restarts are left",
+            f"Process {process.pid} ended with {cause}, and no restarts are left within "
+            f"{self._restart_window:.0f} s",
             group=group,
             todo="Start the run again: it continues from the committed offsets. "
-            "Pass a larger number of restarts to a run without end.",
+            "A larger number of restarts, or a shorter restart_window, lets it go on for longer.",
         )
 
     def _receive_error(self, worker: WorkerProcess) -> bool:

@@ -55,6 +55,14 @@ def topic(text: str) -> tuple[str, list[int]]:
     return name, list(map(int, numbers))
 
 
+def place(text: str) -> tuple[int, int]:
+    """Parse P:N, a partition and an offset."""
+    partition, _, offset = text.partition(":")
+    if not (partition.isdecimal() and offset.isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be PARTITION:OFFSET, got {text!r}")
+    return int(partition), int(offset)
+
+
 def column_names(text: str) -> list[str]:
     """Parse names of columns; a name with a comma cannot be written."""
     columns = [name.strip() for name in text.split(",")]

@@ -57,6 +57,10 @@ COMMANDS = {
     "groups reset": "reset the committed offsets of a group; a dry run without --execute",
     "groups delete": "delete groups and their committed offsets",
     "groups delete-offsets": "delete the committed offsets of topics or partitions",
+    "dead-letters": "list, show or replay records that groups could not handle",
+    "dead-letters list": "print where they came from, and why they are there",
+    "dead-letters show": "print some with their values and the stacks of their errors",
+    "dead-letters replay": "send them where they came from; a dry run without --execute",
     "schemas": "list, show, register, check or delete schemas of Avro",
     "schemas list": "print all subjects",
     "schemas show": "print a schema, by default the latest version",
@@ -205,7 +209,8 @@ def _did_you_mean(word: str, names: Any) -> str:
 def _function(words: str) -> tuple[ModuleType, str]:
     """Return the module and the name of the function of a command."""
     first, _, last = words.rpartition(" ")
-    module = import_module(f"embedlog.cli.{_MODULES.get(words, first or last)}")
+    room = _MODULES.get(words, first or last).replace("-", "_")
+    module = import_module(f"embedlog.cli.{room}")
     return module, last.replace("-", "_")
 
 

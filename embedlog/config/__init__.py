@@ -9,6 +9,7 @@ changes.
 from __future__ import annotations
 
 from embedlog.config.consumer import ConsumerConfig
+from embedlog.config.group import GroupConfig
 from embedlog.config.maintenance import MaintenanceConfig
 from embedlog.config.network import describe_network_settings
 from embedlog.config.producer import ProducerConfig
@@ -19,6 +20,7 @@ __all__ = [
     "INT_MAX",
     "LONG_MAX",
     "ConsumerConfig",
+    "GroupConfig",
     "MaintenanceConfig",
     "ProducerConfig",
     "TopicConfig",

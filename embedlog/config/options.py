@@ -107,7 +107,7 @@ class ProducerOptions(TypedDict, Generic[K, V], total=False):
 
 
 class GroupOptions(TypedDict, Generic[K, V], total=False):
-    """The settings of the consumers of `run_group`."""
+    """The settings of a consumer in a group."""
 
     group_instance_id: str | None
     """The name of a static member, which keeps its partitions over a restart."""
@@ -161,6 +161,19 @@ class GroupOptions(TypedDict, Generic[K, V], total=False):
     strict: bool | None
     """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
     which are otherwise ignored with one line in the log of the program."""
+
+
+class RunGroupOptions(GroupOptions[K, V], total=False):
+    """The settings of a group of `run_group`, and of its consumers."""
+
+    errors_deadletterqueue_topic_name: str | None
+    """The topic of the records that the group gave up; the same as ``dead_letter`` of
+    `embedlog.Retry`."""
+    errors_deadletterqueue_copy_record_enable: bool | None
+    """Whether a dead letter has the key, the value and the headers of its record, or only says
+    where that is; Kafka's default is false."""
+    errors_deadletterqueue_auto_create_topics_enable: bool | None
+    """Whether the topic is created if it does not exist; in Kafka a broker setting, and false."""
 
 
 class ConsumerOptions(GroupOptions[K, V], total=False):
@@ -245,6 +258,8 @@ class _UnderscoredTopicOptions(TypedDict, total=False):
     audit: bool | None
     """Whether producers and consumer groups count what they write and read, in the topic
     ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
+    errors_deadletterqueue_group_enable: bool | None
+    """Whether groups may put their dead letters into the topic."""
     preallocate: Literal[False] | None
     """Only the default: appends with ``durability="fsync"`` preallocate up to 1 MiB by themselves,
     others let segments grow."""
@@ -301,6 +316,7 @@ _DottedTopicOptions = TypedDict(
         "rebatch.min.rows": "int | None",
         "key.index.enable": "bool | None",
         "audit": "bool | None",
+        "errors.deadletterqueue.group.enable": "bool | None",
         "preallocate": "Literal[False] | None",
         "message.timestamp.type": "Literal['CreateTime', 'LogAppendTime'] | None",
         "message.timestamp.before.max.ms": "int | None",

@@ -135,6 +135,8 @@ class TopicConfig(Settings):
     audit: bool = switch(False)
     """Whether producers and consumer groups count what they write and read, in the topic
     ``__audit``, so that `Log.audit` can compare them with the log (embedlog's own)."""
+    errors_deadletterqueue_group_enable: bool = switch(False)
+    """Whether groups may put their dead letters into the topic."""
     preallocate: bool = only(False, "durable appends preallocate by themselves")
     """Only the default: appends with ``durability="fsync"`` preallocate up to 1 MiB by themselves,
     others let segments grow."""

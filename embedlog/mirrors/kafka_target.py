@@ -61,6 +61,7 @@ _OWN_SETTINGS = frozenset(
         *("retention.bytes.hard", "segment.max.offset.span", "key.serializer"),
         *("value.serializer", "statistics.columns", "rebatch.min.rows", "mirror.source"),
         *("producer.id.expiration.ms", "message.timestamp.type", "audit", "key.index.enable"),
+        "errors.deadletterqueue.group.enable",  # Kafka has it since 4.4
     }
 )
 """Settings of a topic that Kafka does not have; and the one with which it would replace the

@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embedlog import config
-from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+from embedlog.config import (
+    ConsumerConfig,
+    GroupConfig,
+    MaintenanceConfig,
+    ProducerConfig,
+    TopicConfig,
+)
 from embedlog.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -97,8 +103,12 @@ def render() -> str:
         HEADER,
         *_class("ProducerOptions", generic, "The settings of a producer.", ProducerConfig),
         *_class(
-            *("GroupOptions", generic, "The settings of the consumers of `run_group`."),
+            *("GroupOptions", generic, "The settings of a consumer in a group."),
             *(ConsumerConfig, shared),
+        ),
+        *_class(
+            *("RunGroupOptions", "GroupOptions[K, V], total=False"),
+            *("The settings of a group of `run_group`, and of its consumers.", GroupConfig),
         ),
         *_class(
             *("ConsumerOptions", "GroupOptions[K, V], total=False"),

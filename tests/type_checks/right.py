@@ -250,6 +250,11 @@ def handle_order(record: Record[str, Order]) -> None:
     print(record.value.total)
 
 
+async def await_it(record: Record) -> None:
+    """Handle a record in a task."""
+    print(record.value)
+
+
 def handle_many(records: Sequence[Record]) -> None:
     """Handle records."""
     print(len(records))
@@ -271,6 +276,15 @@ def groups(log: Log, names: Iterable[str]) -> None:
     assert_type(run, GroupRun)
     assert_type(run.wait(5), bool)
     embedlog.run_group(log, names, "g", handle_many, batch=True, start_method="spawn")
+    policy = embedlog.Retry(attempts=3, backoff=lambda failed: failed / 2, dead_letter="d")
+    embedlog.run_group(log, names, "g", handle, on_error=policy, concurrency=4, delay=1.5)
+    embedlog.run_group(
+        *(log, names, "g", await_it),
+        on_error="skip",
+        not_before=lambda record: record.timestamp + 1000,
+        errors_deadletterqueue_copy_record_enable=False,
+    )
+    print([letter.failure.message for letter in log.dead_letters("d")])
     embedlog.run_group(log, "orders", "g", lambda record: print(record.value), max_poll_records=5)
     embedlog.run_group(
         log, "orders", "g", handle_order, key_deserializer="str", value_deserializer=order_from

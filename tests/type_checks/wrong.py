@@ -112,6 +112,8 @@ def groups(log: Log) -> None:
     embedlog.run_group(log, "t", "g", print, group_instance="g")  # wrong
     embedlog.run_group(log, "t", "g", len, batch="yes")  # wrong
     embedlog.run_group(log, "t", "g", print, until="start")  # wrong
+    embedlog.run_group(log, "t", "g", print, on_error="never")  # wrong
+    embedlog.run_group(log, "t", "g", len, batch=True, concurrency=2)  # wrong
 
 
 def upkeep(log: Log) -> None:
