@@ -7,7 +7,7 @@ SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 UV ?= .venv/bin/uv
 # Of pyproject.toml: those that users install.
-EXTRAS = avro confluent-kafka demo fsspec kafka kafka-python opentelemetry polars spark
+EXTRAS = aiokafka avro confluent-kafka demo fsspec kafka kafka-python opentelemetry polars spark
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 

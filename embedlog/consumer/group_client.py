@@ -213,7 +213,7 @@ class GroupClient:
 
         A rebalance that has begun is completed, whatever task is cancelled meanwhile.
         """
-        while self.notifier.is_async and not self.notifier.in_callback:
+        while self.notifier.is_async and self.subscribed and not self.notifier.in_callback:
             # Not whether it is None: a callback that sets it runs after those that await it.
             if self._following is None or self._following.done():
                 if self._fenced is not None or self._is_current():

@@ -367,13 +367,18 @@ class RecordFuture(Generic[R_co]):
         """
         if not self.done():
             loop = asyncio.get_running_loop()
-            written, queue = loop.create_future(), self._delivery.queue
+            written = loop.create_future()
             self._observe(_tell, written)
-            if not queue.is_awaited:
-                queue.is_awaited = True
-                loop.call_soon(queue.drain_for_task)
+            self._drain_soon(loop)
             yield from written
         return self.result()
+
+    def _drain_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have what tasks sent written once they all wait."""
+        queue = self._delivery.queue
+        if not queue.is_awaited:
+            queue.is_awaited = True
+            loop.call_soon(queue.drain_for_task)
 
     def done(self) -> bool:
         """Return whether the record was written, or failed for good."""
