@@ -319,6 +319,26 @@ def test_a_listener_may_wait_and_a_cancelled_task_does_not_end_it(log):
     run(program())
 
 
+def test_a_task_that_waits_awaits_the_listener_of_a_rebalance_that_comes_meanwhile(log):
+    """M18: another member joins while it waits, and gets its part."""
+
+    async def program():
+        consumer = log.consumer(group_id="g", **EARLIEST)
+        listener = Listener(consumer)
+        listener.proceed.set()
+        consumer.subscribe(["t"], listener=listener)
+        task = await waiting(consumer.getone())
+        async with log.consumer("t", group_id="g", **EARLIEST) as other:
+            while len(other.assignment()) != 1:
+                await other.getmany(timeout_ms=10)
+            assert ("revoked", 1) in listener.calls or ("revoked", 2) in listener.calls
+        task.cancel()
+        await asyncio.wait([task])
+        await consumer.aclose()
+
+    run(program())
+
+
 def test_transactions_of_tasks_are_all_or_nothing_and_apart(log):
     """G22, G29."""
 

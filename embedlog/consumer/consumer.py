@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from time import monotonic
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from embedlog.catalog import INTERNAL
@@ -921,18 +922,24 @@ class Consumer(Generic[K_co, V_co]):
         group, waiter = self._group, self._waiter
         self._counts.count_poll()
 
-        def look() -> T:
+        def look() -> T | EllipsisType:
+            if group.must_await_listener():
+                return ...
             with self._guard:
                 call = partial(waiter.repeat, step, 0)
                 return call() if self.config.group_id is None else group.poll(call)
 
+        deadline = None if timeout_ms is None else monotonic() + timeout_ms / 1000
         with group.polling():
             if monotonic() >= self._turn_ends:
                 await asyncio.sleep(0)
-            await group.update_async()
             due_in = group.committer.seconds_to_auto_commit
             try:
-                return await waiter.repeat_async(look, timeout_ms, due_in)
+                while True:
+                    await group.update_async()
+                    taken = await waiter.repeat_async(look, deadline, due_in)
+                    if not isinstance(taken, EllipsisType):
+                        return taken
             finally:
                 self._turn_ends = monotonic() + _TURN_SECONDS
 

@@ -104,6 +104,8 @@ class GroupClient:
         self._root_generation = root.generation
         self._notified_generation = -1
         """The last generation of the group that the listener was notified of."""
+        self.is_complete = False
+        """Whether the member owned all that it was assigned, when it looked last."""
         self._left = False
         self._fenced: FencedInstanceIdError | None = None
         self._removal: EmbedlogError | None = None
@@ -213,15 +215,23 @@ class GroupClient:
 
         A rebalance that has begun is completed, whatever task is cancelled meanwhile.
         """
-        while self.notifier.is_async and self.subscribed and not self.notifier.in_callback:
-            # Not whether it is None: a callback that sets it runs after those that await it.
-            if self._following is None or self._following.done():
-                if self._fenced is not None or self._is_current():
-                    return
+        while self.must_await_listener():
+            if not self._is_following():
                 self._following = asyncio.ensure_future(self._follow())
                 # It is raised where it is awaited, or the next look meets it again.
                 self._following.add_done_callback(lambda task: task.cancelled() or task.exception())
+            assert self._following is not None
             await asyncio.shield(self._following)
+
+    def must_await_listener(self) -> bool:
+        """Return whether there is a rebalance whose listener may wait: see `update_async`."""
+        if not (self.notifier.is_async and self.subscribed) or self.notifier.in_callback:
+            return False
+        return self._is_following() or (self._fenced is None and not self._is_current())
+
+    def _is_following(self) -> bool:
+        # Not whether it is None: a callback that sets it runs after those that await it.
+        return self._following is not None and not self._following.done()
 
     def _is_current(self) -> bool:
         """Return whether the member has carried out all changes of the group and of the topics."""
@@ -328,6 +338,7 @@ class GroupClient:
             self.committer.restart_interval()
             await self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
         self._notified_generation = assignment.generation
+        self.is_complete = not step.awaited
         if new_generation:
             self._counts.count_rebalance()
             self._report_assignment(member, assignment)
@@ -531,7 +542,7 @@ class GroupClient:
     async def announce_leaving(self, *, autocommit: bool) -> None:
         """Do first what a listener that may wait has to see done when the consumer is closed."""
         if self.notifier.is_async and self.subscribed and not self._left:
-            if self._following is not None and not self._following.done():
+            if self._following is not None and self._is_following():
                 with suppress(EmbedlogError):
                     await asyncio.shield(self._following)
             if self._member is not None and autocommit:

@@ -94,7 +94,7 @@ class Waiter:
             thread.leave()
 
     async def repeat_async(
-        self, look: Callable[[], T], timeout_ms: float | None, due_in: Callable[[], float]
+        self, look: Callable[[], T], deadline: float | None, due_in: Callable[[], float]
     ) -> T:
         """Do as `repeat`, in a task; the thread of the page sleeps for all tasks of the log.
 
@@ -102,12 +102,12 @@ class Waiter:
 
         Args:
             look: A `repeat` of the step that does not wait, with what surrounds it.
-            timeout_ms: As of `repeat`.
+            deadline: On the monotonic clock; None to wait forever.
             due_in: Returns after how many seconds to look at the latest.
         """
         # Without the timer of `repeat`: a thousand tasks would have a thousand.  A new topic
         # changes the page as well.
-        deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
+        deadline = inf if deadline is None else deadline
         slept = False
         while True:
             wake = self._root.wake

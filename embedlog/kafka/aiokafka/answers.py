@@ -72,8 +72,13 @@ class LogBrokers(LogCluster):
     def update_metadata(self, metadata: Any) -> None:
         """Do nothing: what is asked for is read from the log."""
 
-    async def force_metadata_update(self) -> None:
-        """Do nothing, likewise."""
+    async def force_metadata_update(self) -> bool:
+        """Return whether that is up to date, likewise."""
+        return True
+
+    def add_topic(self, topic: str) -> None:
+        """Have a topic created, if the log allows that."""
+        self._log.root.ensure_topic(topic)
 
     async def ready(self, node_id: int) -> bool:
         """Return whether a broker can be asked."""

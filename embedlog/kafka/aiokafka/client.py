@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
 from embedlog.kafka.aiokafka.answers import LogBrokers
 from embedlog.kafka.aiokafka.errors import kafka_errors
-from embedlog.kafka.aiokafka.library import util
+from embedlog.kafka.aiokafka.library import aiokafka, util
 from embedlog.kafka.bootstrap import LogAddress, LogHandle, attach, log_address
 from embedlog.kafka.client_type import Client, log_ignored
 from embedlog.tasks import in_thread
+
+_NETWORK = "sasl_", "ssl_", "security_"
+"""What the names of settings begin with that a log ignores."""
 
 
 class LogClient(Client):
@@ -32,7 +36,13 @@ class LogClient(Client):
         given.apply_defaults()
         settings = dict(given.arguments)
         self._loop = settings["loop"] or util.get_running_loop()
-        log_ignored({name for name in configs if name.startswith(("sasl_", "ssl_", "security_"))})
+        if settings["loop"] is not None or settings["api_version"] is not None:
+            text = "The parameters `loop` and `api_version` are deprecated, as in aiokafka"
+            warnings.warn(text, DeprecationWarning, stacklevel=4)
+        # It checks what a log ignores, and connects to nothing before `bootstrap`.
+        network = {name: settings[name] for name in settings if name.startswith(_NETWORK)}
+        aiokafka.AIOKafkaClient(loop=self._loop, **network)
+        log_ignored({name for name in configs if name.startswith(_NETWORK)})
         self._address = self._address_of(args, configs)
         self._closed = False
         return settings

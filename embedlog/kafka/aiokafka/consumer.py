@@ -78,8 +78,14 @@ class _LogConsumer(Consumer):
         self._sleeper = Waiter(self._root, self.config, self._guard)
 
     async def join(self) -> None:
-        """Join the group, or look the topics up, before anything is read."""
-        await self._wait_async(self._update_assignment, 0)
+        """Join the group, and wait for what others let go, or look the topics up."""
+
+        def step() -> bool:
+            self._update_assignment()
+            return self._group.is_complete or self.config.group_id is None
+
+        while not await self._wait_async(step, self.config.session_timeout_ms):
+            _LOGGER.warning("%s waits for the partitions of other members", self)
 
     async def follow(self) -> None:
         """Carry out what happens in the group, also while nobody reads, as aiokafka does.
@@ -100,8 +106,7 @@ class _LogConsumer(Consumer):
         """Return whether a listener has to be awaited."""
         with self._guard:
             self._update_assignment()
-        group = self._group
-        return group.subscribed and group.notifier.is_async and not group._is_current()
+        return self._group.must_await_listener()
 
 
 class _Listener(ConsumerRebalanceListener):
@@ -145,6 +150,7 @@ class AIOKafkaConsumer(LogClient):
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise ValueError("`max_poll_records` should be positive Integer")
         self._group_id, self._max_poll_records = settings["group_id"], limit
+        self._group_instance_id = settings["group_instance_id"]
         self._given = {name: value for name, value in settings.items() if name in configs}
         self._consumer: _LogConsumer | None = None
         self._begin: Callable[[_LogConsumer], object] | None = None
@@ -264,7 +270,13 @@ class AIOKafkaConsumer(LogClient):
     def assign(self, partitions: Iterable[Any]) -> None:
         """Read exactly these partitions."""
         chosen = list(partitions)
-        self._do(lambda consumer: consumer.assign(chosen))
+
+        def assign(consumer: _LogConsumer) -> None:
+            for topic, _ in chosen:
+                consumer._root.ensure_topic(topic)
+            consumer.assign(chosen)
+
+        self._do(assign)
 
     def _do(self, call: Callable[[_LogConsumer], object]) -> None:
         if self._consumer is None:
@@ -325,8 +337,8 @@ class AIOKafkaConsumer(LogClient):
             taken = await consumer.getmany(
                 *partitions, timeout_ms=timeout_ms, max_records=max_records
             )
-        except log_errors.ClosedError as error:
-            raise errors.ConsumerStoppedError from error
+        except log_errors.ClosedError:
+            return {}  # It was stopped meanwhile.
         except log_errors.EmbedlogError as error:
             raise translated(error) from error
         return {TopicPartition(*partition): records for partition, records in taken.items()}
@@ -428,8 +440,8 @@ class AIOKafkaConsumer(LogClient):
         """Commit offsets, by default the positions."""
         self._check_group()
         consumer = self._started()
-        if not self.assignment():
-            raise errors.IllegalStateError("No partitions assigned")
+        if consumer._subscription is None and not self.assignment():
+            raise errors.IllegalStateError("Not subscribed to any topics")
         if offsets is not None:
             offsets = util.commit_structure_validate(offsets)
             for partition in offsets:
@@ -441,7 +453,9 @@ class AIOKafkaConsumer(LogClient):
     async def committed(self, partition: Any) -> int | None:
         """Return the offset that the group committed last; None without a commit."""
         self._check_group()
-        return self._started().committed(partition)
+        with suppress(log_errors.UnknownTopicOrPartitionError):
+            return self._started().committed(partition)
+        return None
 
     def _check_group(self) -> None:
         if self._group_id is None:

@@ -204,7 +204,9 @@ class AIOKafkaProducer(LogClient):
         if self._settings["acks"] == 0:
             return None
         where = structs.TopicPartition(topic, partition)
-        return structs.RecordMetadata(topic, partition, where, offset, timestamp, 0, None)
+        config = self._client._log.root.topic(topic).config
+        kind = int(config.message_timestamp_type == "LogAppendTime")
+        return structs.RecordMetadata(topic, partition, where, offset, timestamp, kind, None)
 
     async def send_and_wait(
         self,
@@ -296,6 +298,8 @@ class AIOKafkaProducer(LogClient):
             each._consumer.group_metadata()
             for each in list(consumers)
             if each._group_id == group_id
+            and not each._closed
+            and each._client._log is self._client._log
             and each._consumer is not None
             and each.assignment() >= positions.keys()
         )
