@@ -82,7 +82,7 @@ class _LogConsumer(Consumer):
 
         def step() -> bool:
             self._update_assignment()
-            return self._group.is_complete or self.config.group_id is None
+            return self._group.is_complete or not self._group.subscribed
 
         while not await self._wait_async(step, self.config.session_timeout_ms):
             _LOGGER.warning("%s waits for the partitions of other members", self)
@@ -149,6 +149,8 @@ class AIOKafkaConsumer(LogClient):
         limit = settings["max_poll_records"]
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise ValueError("`max_poll_records` should be positive Integer")
+        if settings["isolation_level"] not in _ISOLATION:
+            raise ValueError("Incorrect isolation level {}".format(settings["isolation_level"]))
         self._group_id, self._max_poll_records = settings["group_id"], limit
         self._group_instance_id = settings["group_instance_id"]
         self._given = {name: value for name, value in settings.items() if name in configs}
@@ -440,8 +442,10 @@ class AIOKafkaConsumer(LogClient):
         """Commit offsets, by default the positions."""
         self._check_group()
         consumer = self._started()
-        if consumer._subscription is None and not self.assignment():
-            raise errors.IllegalStateError("Not subscribed to any topics")
+        if not self.assignment():
+            subscribed = consumer._subscription is not None
+            text = "No partitions assigned" if subscribed else "Not subscribed to any topics"
+            raise errors.IllegalStateError(text)
         if offsets is not None:
             offsets = util.commit_structure_validate(offsets)
             for partition in offsets:

@@ -261,16 +261,16 @@ class AIOKafkaProducer(LogClient):
     @raises_kafka_errors
     async def commit_transaction(self) -> None:
         """Make the records of the transaction visible, all at once."""
-        await in_thread(self._end, self._check_transactional().commit_transaction)
+        await self._end(self._check_transactional().commit_transaction)
 
     @raises_kafka_errors
     async def abort_transaction(self) -> None:
         """Drop the records of the transaction."""
-        await in_thread(self._end, self._check_transactional().abort_transaction)
+        await self._end(self._check_transactional().abort_transaction)
 
-    def _end(self, call: Callable[[], None]) -> None:
-        call()
-        self._in_transaction = False
+    async def _end(self, call: Callable[[], None]) -> None:
+        self._in_transaction = False  # at once: nothing is sent from now on
+        await in_thread(call)
 
     def transaction(self) -> _Transaction:
         """Return a context manager for a transaction."""
