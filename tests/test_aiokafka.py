@@ -142,6 +142,19 @@ def test_a_listener_is_awaited_before_start_returns(address):
     run(program())
 
 
+def test_a_consumer_that_subscribes_later_joins_while_nobody_reads(address):
+    """And while nothing happens in the log."""
+
+    async def program():
+        async with AIOKafkaConsumer(group_id="g", **address) as consumer:
+            await asyncio.sleep(0.05)
+            consumer.subscribe(["t"])
+            while not consumer.assignment():
+                await asyncio.sleep(0.01)
+
+    run(program())
+
+
 def test_a_transaction_commits_the_offsets_of_a_consumer_of_the_program(address):
     """G22: with aiokafka's call, which names the group only."""
 

@@ -167,6 +167,28 @@ def test_tasks_may_share_a_consumer(log):
     run(program())
 
 
+def test_what_another_task_does_wakes_the_one_that_waits(log):
+    """E28: a seek, a resume, an assignment and a subscription."""
+
+    async def program():
+        with log.producer() as producer:
+            producer.send("t", b"0", partition=0)
+        one, consumer = embedlog.TopicPartition("t", 0), log.consumer()
+        consumer.assign([one])
+        consumer.pause(one)
+        for call in (
+            lambda: (consumer.seek(one, 0), consumer.resume(one)),
+            lambda: consumer.seek(one, 0),
+            lambda: consumer.seek_to_beginning(one),
+            lambda: (consumer.unsubscribe(), consumer.assign([one]), consumer.seek(one, 0)),
+        ):
+            task = await waiting(consumer.getone())
+            call()
+            assert (await task).value == b"0"
+
+    run(program())
+
+
 def test_getone_and_getmany_read_the_partitions_that_are_named(log):
     async def program():
         consumer = log.consumer("t", **EARLIEST)

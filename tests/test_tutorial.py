@@ -28,7 +28,7 @@ WITH_SHELL = [
 ]
 """Pages of which the shell blocks are run, too; see `that_ends`."""
 
-PYTHON_ONLY = ["audit.md", "replicas.md", "troubleshooting.md", "kafka-clients.md"]
+PYTHON_ONLY = ["asyncio.md", "audit.md", "replicas.md", "troubleshooting.md", "kafka-clients.md"]
 """Pages whose shell blocks are alternatives; tests/test_docs.py looks at their commands.
 
 Two pages in one text are one session.

@@ -230,6 +230,7 @@ class Consumer(Generic[K_co, V_co]):
                 self._group.check_writable()
                 self._group.subscribe(topics, pattern, listener)
                 self._subscription = self._group
+            self._waiter.wake_tasks()
 
     def _static_assignment(self, topics: Collection[str], pattern: str | None) -> StaticAssignment:
         names: Collection[str] | Callable[[], set[str]] = topics
@@ -258,6 +259,7 @@ class Consumer(Generic[K_co, V_co]):
             reset = self.config.auto_offset_reset
             for cursor in self._assignment.replace(map(to_topic_partition, partitions), reset):
                 cursor.start_at(reset)
+            self._waiter.wake_tasks()
 
     def assignment(self) -> set[TopicPartition]:
         """Return the assigned partitions; in a group, those as of the last poll.
@@ -417,6 +419,7 @@ class Consumer(Generic[K_co, V_co]):
             raise ValueError(f"offset must not be negative, got {offset}")
         with self._guard:
             self._cursor(partition).seek(offset)
+            self._waiter.wake_tasks()
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Have the next poll continue at the first offsets of these partitions, or of all."""
@@ -433,6 +436,7 @@ class Consumer(Generic[K_co, V_co]):
                 self._update_assignment()
             for cursor in list(map(self._cursor, partitions)) if partitions else self._assignment:
                 self._assignment.request_reset(cursor, strategy)
+            self._waiter.wake_tasks()
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """Return the offset of the next record to be returned.
@@ -474,6 +478,7 @@ class Consumer(Generic[K_co, V_co]):
         with self._guard:
             for cursor in list(map(self._cursor, partitions)):
                 cursor.paused = False
+            self._waiter.wake_tasks()
 
     def paused(self) -> set[TopicPartition]:
         """Return the partitions that are paused; may be called from any thread."""

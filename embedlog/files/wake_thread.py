@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -33,7 +34,7 @@ class WakeThread:
     """
 
     def __init__(self, page: WakePage) -> None:
-        self._page = page
+        self._page, self._pid = page, os.getpid()
         self._changed = threading.Condition()
         """Guards all below, and is notified when a parked thread is needed."""
         self._members = 0
@@ -51,7 +52,9 @@ class WakeThread:
                 self._page.join()
 
     def leave(self) -> None:
-        """End being counted."""
+        """End being counted; does nothing in a forked child, which was not counted."""
+        if self._pid != os.getpid():
+            return
         with self._changed:
             self._members -= 1
             if not self._members:

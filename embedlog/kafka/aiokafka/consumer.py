@@ -102,6 +102,10 @@ class _LogConsumer(Consumer):
                 _LOGGER.debug("Following the group failed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
+    def wake_follower(self) -> None:
+        """Have `follow` look now: the program has changed what it subscribes to."""
+        self._sleeper.wake_tasks()
+
     def _follow_once(self) -> bool:
         """Return whether a listener has to be awaited."""
         with self._guard:
@@ -288,6 +292,7 @@ class AIOKafkaConsumer(LogClient):
         else:
             with kafka_errors():
                 call(self._consumer)
+            self._consumer.wake_follower()
 
     def assignment(self) -> Any:
         """Return the assigned partitions."""
