@@ -148,7 +148,7 @@ def run(repository: Path) -> tuple[dict[str, str], str]:
         # Without the package beside them, whose extensions are not built.
         shutil.copytree(repository / "tests", Path(directory, "tests"))
         Path(directory, "tests", "conftest.py").write_text(CONFTEST, encoding="utf-8")
-        options = ["-v", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull]
+        options = ["-v", "--tb=native", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, "--rootdir", directory, *TESTS],
             cwd=directory,
@@ -157,7 +157,9 @@ def run(repository: Path) -> tuple[dict[str, str], str]:
             text=True,
             timeout=1800,
         )
-    outcomes = re.findall(r"^tests/\S+::(\w+)(?:\[.*\])? (\w+)", done.stdout, re.MULTILINE)
+    outcomes = re.findall(
+        r"^tests/\S+::(\w+) (PASSED|FAILED|ERROR|SKIPPED)", done.stdout, re.MULTILINE
+    )
     return dict(outcomes), done.stdout + done.stderr
 
 

@@ -80,6 +80,11 @@ class LogBrokers(LogCluster):
         """Have a topic created, if the log allows that."""
         self._log.root.ensure_topic(topic)
 
+    async def _wait_on_metadata(self, topic: str) -> set[int] | None:
+        """Return the partitions of a topic, which is created if the log allows that."""
+        self.add_topic(topic)
+        return self.partitions_for_topic(topic)
+
     async def ready(self, node_id: int) -> bool:
         """Return whether a broker can be asked."""
         return True
