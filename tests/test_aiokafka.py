@@ -255,10 +255,12 @@ def test_patch_has_programs_use_the_log_whatever_they_imported_before(address, t
 
     async def for_brokers():
         producer = AIOKafkaProducer(bootstrap_servers="localhost:9")
-        assert type(producer) is aiokafka.AIOKafkaProducer
+        assert type(producer) is AIOKafkaProducer._original
         await producer.stop()
 
     run(for_brokers())
+    with embedlog.kafka.patch():
+        run(for_brokers())
 
 
 def test_the_clients_need_no_other_library(address):

@@ -33,6 +33,8 @@ class AIOKafkaProducer(LogClient):
     """
 
     _original: ClassVar[Any] = aiokafka.AIOKafkaProducer
+    _PRODUCER_CLIENT_ID_SEQUENCE = 0
+    """The constructor for brokers counts here, under `patch`: it finds the class by its name."""
 
     @or_uses_brokers
     def __init__(self, **configs: Any) -> None:
