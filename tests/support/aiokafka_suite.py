@@ -46,7 +46,7 @@ _REASONS = {
         test_consumer_seek_forward_getmany test_consumer_seek_forward_getone
         test_kafka_consumer_sets_coordinator_values
         test_rebalance_listener_with_coroutines test_producer_context_manager
-        test_producer_correct_time_returned test_producer_idempotence_configuration
+        test_producer_correct_time_returned
         test_producer_send_empty_batch test_producer_send_error
         test_producer_send_reenque_resets_waiters test_producer_send_timeout
         test_producer_sender_errors_propagate_to_producer
