@@ -6,12 +6,14 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 UV ?= .venv/bin/uv
+# What runs on Kafka's clients, and so on a log; and FastAPI, for an example.
+FRAMEWORKS = .venv/quixstreams .venv/faststream .venv/faust .venv/fastapi
 # Of pyproject.toml: those that users install.
-EXTRAS = avro confluent-kafka demo fsspec kafka kafka-python opentelemetry polars spark
+EXTRAS = aiokafka avro confluent-kafka demo fsspec kafka kafka-python opentelemetry polars spark
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -20,10 +22,10 @@ quick: .venv/.dev jar
 test: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
 
-test-all: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams .venv/fastapi lowest
+test-all: .venv/.dev jar spark-versions .venv/engines $(FRAMEWORKS) lowest
 	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
 
-nightly: .venv/.dev jar spark-versions .venv/engines .venv/quixstreams .venv/fastapi
+nightly: .venv/.dev jar spark-versions .venv/engines $(FRAMEWORKS)
 	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 # The lowest versions of the dependencies that pyproject.toml declares.
@@ -50,6 +52,10 @@ test-kafka: .venv/.dev
 # kafka-python's own integration tests, fetched from PyPI and run on a log.
 kafka-python-tests: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/kafka_python_suite.py $(ARGS)
+
+# aiokafka's own tests, fetched from its repository and run on a log.
+aiokafka-tests: .venv/.dev
+	PYTHONPATH=. .venv/bin/python tests/support/aiokafka_suite.py $(ARGS)
 
 check: lint test wheel
 
@@ -85,15 +91,17 @@ spark-versions: .venv/spark-4.1 .venv/spark-4.2
 	mv $@.partial $@
 
 # What the recipes of docs/splits.md run with, beside the other tools; PyTorch takes 5 GB.
-# And Quix Streams, which needs an older confluent-kafka than the clients are tested with; and
-# FastAPI, for an example.
-engines: .venv/engines .venv/torch .venv/quixstreams .venv/fastapi
+# And frameworks on Kafka's clients: Quix Streams needs an older confluent-kafka than these are
+# tested with.
+engines: .venv/engines .venv/torch $(FRAMEWORKS)
 
 .venv/torch: PACKAGES = torch
 .venv/quixstreams: PACKAGES = quixstreams
+.venv/faststream: PACKAGES = 'faststream[kafka,confluent]'
+.venv/faust: PACKAGES = faust-streaming
 .venv/engines: PACKAGES = dask 'deltalake>=1.6' ray
 .venv/fastapi: PACKAGES = fastapi httpx uvicorn
-.venv/engines .venv/torch .venv/quixstreams .venv/fastapi: | .venv/bin/python
+.venv/engines .venv/torch $(FRAMEWORKS): | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --target $@.partial $(PACKAGES)
 	mv $@.partial $@
 

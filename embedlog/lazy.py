@@ -1,4 +1,4 @@
-"""pyarrow, numpy and logging, which are imported when one of their attributes is first used.
+"""pyarrow, numpy, asyncio and logging, which are imported when an attribute is first used.
 
 The import of the first two takes 0.4 s of CPU, which programs that read and write a few records
 need not spend, and that of logging as long as a tenth of all modules that these need.  An
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from embedlog.forks import finished_before_forks
 
 if TYPE_CHECKING:
+    import asyncio
     import logging
 
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-__all__ = ["logging", "np", "pa", "pc"]
+__all__ = ["asyncio", "logging", "np", "pa", "pc"]
 
 
 @finished_before_forks
@@ -67,4 +68,5 @@ class _Logger:
 
 if not TYPE_CHECKING:
     np, pa, pc, logging = map(_lazy, ("numpy", "pyarrow", "pyarrow.compute", "logging"))
+    asyncio = _lazy("asyncio")
     vars(logging).update(getLogger=_Logger, DEBUG=10, INFO=20, WARNING=30)

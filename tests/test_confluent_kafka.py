@@ -1272,7 +1272,7 @@ def test_the_page_of_the_docs_runs_from_top_to_bottom(tmp_path):
     """Its programs can be pasted into one session, in an empty directory, as they are."""
     page = (Path(__file__).parents[1] / "docs" / "kafka-clients.md").read_text()
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(programs) == 3
+    assert len(programs) == 4
     environment = dict(os.environ)
     environment.pop("KAFKA_BOOTSTRAP_SERVERS", None)
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("house")
 FLOORS = (
     {"errors", "forks", "hints", "version"},
     {"lazy"},
-    {"record", "serializers", "callbacks", "checksum", "files"},
+    {"record", "serializers", "callbacks", "checksum", "files", "tasks"},
     {"display", "failures", "metrics", "progress", "retry", "times"},
     {"config"},
     {"batch", "kv", "partitioner", "assignor"},

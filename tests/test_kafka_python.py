@@ -997,7 +997,7 @@ for use in (lambda: embedlog.kafka.KafkaProducer, embedlog.kafka.patch):
 
 
 def test_patch_replaces_the_library_that_is_installed(tmp_path):
-    """Kafka-python alone, or confluent_kafka alone; without both there is nothing to patch."""
+    """Kafka-python, confluent_kafka or aiokafka alone; without any there is nothing to patch."""
     code = """
 import embedlog.kafka
 with embedlog.kafka.patch(sys.argv[1]):
@@ -1007,6 +1007,7 @@ with embedlog.kafka.patch(sys.argv[1]):
     for absent, present, client in (
         ("kafka", "confluent_kafka", "Producer"),
         ("confluent_kafka", "kafka", "KafkaProducer"),
+        ("kafka", "aiokafka", "AIOKafkaProducer"),
     ):
         output = run_python("-c", hidden(absent) + code.format(present, client), tmp_path / "log")
         assert output.startswith("embedlog.kafka.")
@@ -1015,8 +1016,8 @@ import embedlog.kafka
 try: embedlog.kafka.patch(sys.argv[1])
 except ImportError as error: print(error)
 """
-    output = run_python("-c", hidden("kafka", "confluent_kafka") + code, tmp_path / "log")
-    assert 'pip install "embedlog[kafka-python]" or "embedlog[confluent-kafka]"' in output
+    output = run_python("-c", hidden("kafka", "confluent_kafka", "aiokafka") + code, tmp_path)
+    assert 'pip install "embedlog[kafka-python]", "embedlog[confluent-kafka]"' in output
 
 
 def test_patch_replaces_confluent_kafka_too(tmp_path):

@@ -29,7 +29,8 @@ WITH_SHELL = [
 """Pages of which the shell blocks are run, too; see `that_ends`."""
 
 PYTHON_ONLY = [
-    *("audit.md", "replicas.md", "troubleshooting.md", "kafka-clients.md", "background-work.md"),
+    *("asyncio.md", "audit.md", "background-work.md", "replicas.md", "troubleshooting.md"),
+    "kafka-clients.md",
 ]
 """Pages whose shell blocks are alternatives; tests/test_docs.py looks at their commands.
 

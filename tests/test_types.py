@@ -238,7 +238,8 @@ def test_every_setting_has_a_type():
 
 DIR = {
     "log": """
-        alter_topic at audit backup clone close consumer convert create_partitions create_topic
+        aclose alter_topic at audit backup clone close consumer convert create_partitions
+        create_topic
         dead_letters delete_records delete_topic describe_topic durability flush groups housekeeping
         metrics mirrors partition path producer prometheus replicas report schema_registry snapshot
         snapshots sql topic topics transaction
@@ -269,13 +270,15 @@ DIR = {
         delete delete_offsets describe lag members name remove_members reset_offsets state
     """,
     "producer": """
-        abort_transaction append_table begin_transaction close commit_offsets commit_transaction
+        abort_transaction aclose aflush append_table begin_transaction close commit_offsets
+        commit_transaction
         flush init_transactions last_sequence metrics partitions_for send send_batch
         send_offsets_to_transaction
     """,
     "consumer": """
-        assign assignment beginning_offsets close commit commit_async committed
-        create_message_streams current_lag end_offsets group_metadata highwater iter_batches
+        aclose assign assignment beginning_offsets close commit commit_async committed
+        create_message_streams current_lag end_offsets getmany getone group_metadata highwater
+        iter_batches
         iter_records metrics offsets_for_times partitions_for_topic pause paused poll poll_batches
         position resume seek seek_to_beginning seek_to_end stop_at subscribe subscription topics
         unsubscribe wakeup

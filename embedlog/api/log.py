@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -56,6 +56,7 @@ from embedlog.partition.tail import Tail, peek_tail
 from embedlog.record import K, TopicPartition, V
 from embedlog.root.root import Root, check_root
 from embedlog.serializers import SerializerName
+from embedlog.tasks import in_thread
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from embedlog.api.replicas import Replicas
     from embedlog.api.snapshots import Snapshots
     from embedlog.api.topic import Topic
+    from embedlog.api.transaction_block import Transaction
     from embedlog.audit.comparison import AuditResult
     from embedlog.config.options import (
         ConsumerOptions,
@@ -188,9 +190,9 @@ class Log:
         """Producers and consumers, with their names in the metrics."""
         self._client_numbers = itertools.count(1)
         self._clients_lock = new_lock()
-        self._transactional: dict[str | int, tuple[Any, Producer[Any, Any]]] = {}
-        """The producers of `transaction`, with their settings, by name, or by thread without one.
-        """
+        self._transactional: dict[str, list[tuple[Any, Producer[Any, Any]]]] = {}
+        """The producers of `transaction`, with their settings, by name: one for each, but for the
+        empty one all that are in no block."""
         self._transactional_lock = new_lock()
         _open_logs.add(self)
 
@@ -710,10 +712,9 @@ class Log:
             )
         return self._adopt(Producer(self.root, **config), "producer")
 
-    @contextmanager
     def transaction(
         self, name: str = "", **config: Unpack[ProducerOptions[K, V]]
-    ) -> Iterator[Producer[K, V]]:
+    ) -> Transaction[K, V]:
         """Return a context manager for a transaction; its block sends with the producer it yields.
 
         What the block sends, in any topics, and the positions that it passes to
@@ -723,6 +724,9 @@ class Log:
             with log.transaction("billing") as t:
                 t.send("invoices", invoice, key=customer)
                 t.commit_offsets(consumer)
+
+        In a task it is ``async with``; ``await`` begins the transaction, and returns the producer.
+        A task that is cancelled before the commit begins has published nothing.
 
         Args:
             name: The ``transactional_id``: a program that uses it later fences those that used
@@ -735,29 +739,32 @@ class Log:
             CommitFailedError: The consumer lost a partition; nothing was committed.
             ConflictError: Somebody was faster than a record with a condition, likewise.
         """
-        producer = self._transactional_producer(name, config)
-        producer.begin_transaction()
-        try:
-            yield producer
-            producer.commit_transaction()
-        except BaseException:
-            with suppress(EmbedlogError):
-                producer.abort_transaction()
-            raise
+        from embedlog.api.transaction_block import Transaction
 
-    def _transactional_producer(self, name: str, config: Any) -> Producer[Any, Any]:
-        """Return the producer of a name, whose transactions are initialized."""
-        key = name or threading.get_ident()
+        return Transaction(
+            partial(self._take_transactional, name, config),
+            partial(self._give_back, name, config),
+        )
+
+    def _take_transactional(self, name: str, config: Any) -> Producer[Any, Any]:
+        """Return a producer whose transactions are initialized: that of a name, or a free one."""
         with self._transactional_lock:
-            before = self._transactional.get(key)
-            if before is not None and before[0] == config and not before[1]._closed:
-                return before[1]
-            producer = self.producer(**{**config, "transactional_id": name})
-            producer.init_transactions()
-            if before is not None:
-                before[1].close()
-            self._transactional[key] = config, producer
-            return producer
+            for_name = self._transactional.setdefault(name, [])
+            before, kept = for_name.pop() if for_name else (None, None)
+            if kept is None or before != config or kept._closed:
+                producer = self.producer(**{**config, "transactional_id": name})
+                producer.init_transactions()
+                if kept is not None:
+                    kept.close()
+                kept = producer
+            if name:
+                for_name.append((config, kept))
+            return kept
+
+    def _give_back(self, name: str, config: Any, producer: Producer[Any, Any]) -> None:
+        if not name:
+            with self._transactional_lock:
+                self._transactional[name].append((config, producer))
 
     def consumer(self, *topics: str, **config: Unpack[ConsumerOptions[K, V]]) -> Consumer[K, V]:
         """Return a consumer; `embedlog.config.ConsumerConfig` has its settings (kafka-python's)."""
@@ -955,6 +962,24 @@ class Log:
         closing = self._closing(autocommit=error is None)
         # Pass the error on: otherwise it would be missing in the traceback of an error of closing.
         closing.__exit__(exc_type, error, traceback)
+
+    async def aclose(self) -> None:
+        """Do as `close`; for tasks."""
+        await self._aclose(None)
+
+    async def _aclose(self, error: BaseException | None) -> None:
+        for child in list(self._children):
+            if hasattr(child, "poll"):  # Its listener may be asynchronous.
+                await child.aclose(autocommit=error is None)
+        await in_thread(self.__exit__, None, error, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        await self._aclose(error)
 
     def __reduce__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,12 @@ class Committer:
             self._due = monotonic() + self._interval
             self._auto_commit_consumed(retry=True)
 
+    def seconds_to_auto_commit(self) -> float:
+        """Return when there is something to commit; infinity if there is nothing."""
+        if not self._auto_commit or not self._uncommitted():
+            return inf
+        return max(self._due - monotonic(), 0.0)
+
     def auto_commit_now(self) -> None:
         """Commit before partitions are revoked; a failure does not prevent that."""
         if self._auto_commit:
@@ -64,12 +71,7 @@ class Committer:
 
     def _auto_commit_consumed(self, retry: bool) -> None:
         """Commit the positions of `PartitionCursor.consumed` that are not committed yet."""
-        consumed = [(cursor, cursor.consumed) for cursor in self._assignment]
-        changed = [
-            (cursor, offset)
-            for cursor, offset in consumed
-            if offset is not None and offset != cursor.committed
-        ]
+        changed = self._uncommitted()
         if not changed:
             return
         try:
@@ -81,6 +83,14 @@ class Committer:
         else:
             for cursor, offset in changed:
                 cursor.committed = offset
+
+    def _uncommitted(self) -> list[tuple[PartitionCursor, int]]:
+        consumed = [(cursor, cursor.consumed) for cursor in self._assignment]
+        return [
+            (cursor, offset)
+            for cursor, offset in consumed
+            if offset is not None and offset != cursor.committed
+        ]
 
     # On request
 

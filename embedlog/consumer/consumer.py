@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from time import monotonic
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from embedlog.catalog import INTERNAL
@@ -41,7 +51,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
     hint_at_missing,
 )
-from embedlog.lazy import logging
+from embedlog.lazy import asyncio, logging
 from embedlog.listeners import GROUP, Client
 from embedlog.record import (
     ConsumerGroupMetadata,
@@ -53,6 +63,7 @@ from embedlog.record import (
     V_co,
 )
 from embedlog.root.root import Root, check_root
+from embedlog.tasks import DONE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -78,6 +89,8 @@ Until = Literal["end"] | Mapping[TopicPartition, int] | None
 _CLOSE_SECONDS = 30.0
 """How long `close` waits for another thread."""
 _UNLIMITED = 1 << 62
+_TURN_SECONDS = 0.01
+"""How long a task reads at most before it looks at the group, and lets other tasks run."""
 _GC_THRESHOLD = 700
 """Fewer new records do not start the garbage collector (CPython's first threshold)."""
 
@@ -96,6 +109,9 @@ class Consumer(Generic[K_co, V_co]):
 
     A consumer must be used by one thread at a time; only `wakeup`, `assignment`, `paused`,
     `metrics` and `close` may be called from others.
+
+    The tasks of an event loop use it with ``async for``, `getone` and `getmany`, ``await`` of
+    `commit`, and ``async with`` or `aclose`; its other methods wait for nothing.
 
     Args:
         root: The log to read.
@@ -143,6 +159,10 @@ class Consumer(Generic[K_co, V_co]):
         self._iterator: Iterator[Record[K_co, V_co]] | None = None
         self._stop: Ends | None = None
         self._streams: list[Consumer[K_co, V_co]] = []
+        self._taken: Iterator[Record[K_co, V_co]] = iter(())
+        """What `getone` returns next."""
+        self._turn_ends = 0.0
+        """When a task that reads looks at the group again, and lets other tasks run."""
         if topics:
             self.subscribe(topics)
 
@@ -210,6 +230,7 @@ class Consumer(Generic[K_co, V_co]):
                 self._group.check_writable()
                 self._group.subscribe(topics, pattern, listener)
                 self._subscription = self._group
+            self._waiter.wake_tasks()
 
     def _static_assignment(self, topics: Collection[str], pattern: str | None) -> StaticAssignment:
         names: Collection[str] | Callable[[], set[str]] = topics
@@ -238,6 +259,7 @@ class Consumer(Generic[K_co, V_co]):
             reset = self.config.auto_offset_reset
             for cursor in self._assignment.replace(map(to_topic_partition, partitions), reset):
                 cursor.start_at(reset)
+            self._waiter.wake_tasks()
 
     def assignment(self) -> set[TopicPartition]:
         """Return the assigned partitions; in a group, those as of the last poll.
@@ -276,7 +298,7 @@ class Consumer(Generic[K_co, V_co]):
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
         timeout_ms: float | None = None,
-    ) -> None:
+    ) -> Awaitable[None]:
         """Commit positions, from which the next owners of the partitions continue.
 
         All of them are committed, or none.  Auto-commit does not change what was committed
@@ -289,6 +311,10 @@ class Consumer(Generic[K_co, V_co]):
             timeout_ms: How long to wait for the lock of commits; by default
                 ``default_api_timeout_ms``, or the log's ``lock_timeout`` if that is less.
 
+        Returns:
+            What a task may await, although the commit has been made: it takes microseconds,
+            and with ``durability="fsync"`` as long as a flush.
+
         Raises:
             InvalidGroupIdError: The consumer has no group.
             CommitFailedError: Another member owns one of the partitions.
@@ -298,6 +324,7 @@ class Consumer(Generic[K_co, V_co]):
         with self._guard:
             self._group.check_writable()
             self._group.committer.commit_sync(parse_offsets(offsets), timeout_ms)
+        return DONE
 
     def commit_async(
         self,
@@ -392,6 +419,7 @@ class Consumer(Generic[K_co, V_co]):
             raise ValueError(f"offset must not be negative, got {offset}")
         with self._guard:
             self._cursor(partition).seek(offset)
+            self._waiter.wake_tasks()
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Have the next poll continue at the first offsets of these partitions, or of all."""
@@ -408,6 +436,7 @@ class Consumer(Generic[K_co, V_co]):
                 self._update_assignment()
             for cursor in list(map(self._cursor, partitions)) if partitions else self._assignment:
                 self._assignment.request_reset(cursor, strategy)
+            self._waiter.wake_tasks()
 
     def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
         """Return the offset of the next record to be returned.
@@ -449,6 +478,7 @@ class Consumer(Generic[K_co, V_co]):
         with self._guard:
             for cursor in list(map(self._cursor, partitions)):
                 cursor.paused = False
+            self._waiter.wake_tasks()
 
     def paused(self) -> set[TopicPartition]:
         """Return the partitions that are paused; may be called from any thread."""
@@ -687,11 +717,14 @@ class Consumer(Generic[K_co, V_co]):
             raise
 
     def _fetch_one(
-        self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
+        self,
+        take: Callable[[PartitionCursor, int | None], T | None],
+        ends: Ends | None,
+        chosen: Collection[TopicPartition] = (),
     ) -> T | None:
         """Return the result of ``take`` for the first partition with a record below its end."""
         max_bytes = self.config.max_partition_fetch_bytes
-        for cursor in self._fetchable():
+        for cursor in self._fetchable(chosen):
             try:
                 stop = None if ends is None else ends.get(cursor.partition, 0)
                 if stop is not None and cursor.position() >= stop:
@@ -710,12 +743,13 @@ class Consumer(Generic[K_co, V_co]):
         self,
         take: Callable[..., tuple[list[Any], int] | None],
         max_records: int,
+        chosen: Collection[TopicPartition] = (),
     ) -> dict[TopicPartition, list[Any]]:
         """Return the results of ``take`` by partition, up to ``max_records`` in all."""
         taken: dict[TopicPartition, list[Any]] = {}
         budget = self.config.fetch_max_bytes
         partition_budget = self.config.max_partition_fetch_bytes
-        cursors = self._fetchable()
+        cursors = self._fetchable(chosen)
         if self.config.fetch_min_bytes > 1 and not self._has_min_bytes(cursors):
             return taken
         for cursor in cursors:
@@ -743,15 +777,17 @@ class Consumer(Generic[K_co, V_co]):
                 break
         return taken
 
-    def _fetch_records(self, max_records: int) -> dict[TopicPartition, list[Record]]:
-        """Return up to ``max_records`` records."""
+    def _fetch_records(
+        self, max_records: int, chosen: Collection[TopicPartition] = ()
+    ) -> dict[TopicPartition, list[Record]]:
+        """Return up to ``max_records`` records, of some partitions or of all."""
         # None of thousands of new records can be garbage yet, and the collector would traverse
         # them again and again: half of the time of a long list.
         pause = max_records > _GC_THRESHOLD and gc.isenabled()
         if pause:
             gc.disable()
         try:
-            return self._fetch_all(PartitionCursor.take_records, max_records)
+            return self._fetch_all(PartitionCursor.take_records, max_records, chosen)
         finally:
             if pause:
                 gc.enable()
@@ -771,8 +807,12 @@ class Consumer(Generic[K_co, V_co]):
             self._wait_began = monotonic()
         return enough
 
-    def _fetchable(self) -> list[PartitionCursor]:
-        """Return the cursors that may have records, the one served longest ago first."""
+    def _fetchable(self, chosen: Collection[TopicPartition] = ()) -> list[PartitionCursor]:
+        """Return the cursors that may have records, the one served longest ago first.
+
+        Args:
+            chosen: Only these partitions; all by default.
+        """
         self._update_assignment()
         if self._subscription is None and not len(self._assignment):
             raise IllegalStateError(
@@ -780,7 +820,8 @@ class Consumer(Generic[K_co, V_co]):
                 todo="Subscribe to a topic, or assign partitions.",
             )
         self._assignment.resolve_positions()
-        return self._assignment.fetchable()
+        cursors = self._assignment.fetchable()
+        return [cursor for cursor in cursors if cursor.partition in chosen] if chosen else cursors
 
     def _handle_error(self, cursor: PartitionCursor, error: EmbedlogError) -> None:
         """Raise the error, except if a subscribed topic was deleted: that is just removed."""
@@ -796,7 +837,116 @@ class Consumer(Generic[K_co, V_co]):
         self._counts.count_poll()
         if self.config.group_id is None:
             return self._waiter.repeat(step, timeout_ms)
+        if self._group.notifier.is_async:
+            raise IllegalStateError(
+                "The rebalance listener is asynchronous, and so is this consumer",
+                group=self.config.group_id,
+                todo="Read with `async for`, getone or getmany.",
+            )
         return self._group.poll(partial(self._waiter.repeat, step, timeout_ms))
+
+    # Reading in tasks
+
+    async def getone(self, *partitions: TopicPartition) -> Record[K_co, V_co]:
+        """Return the next record, and wait for it; for tasks, of which several may wait.
+
+        A task that is cancelled while it waits has taken no record.
+
+        Args:
+            partitions: Only of these; all by default.
+
+        Raises:
+            ClosedError: The consumer was closed.
+            Exception: As `poll`.
+        """
+        while True:
+            # Until the turn ends no other code runs in between: this takes 1 µs a record.
+            if not partitions and monotonic() < self._turn_ends:
+                for record in self._taken:
+                    return record
+            taken = await self._take_async(None, partitions)
+            if not partitions:
+                self._taken = taken
+            for record in taken:
+                return record  # type: ignore[no-any-return]
+
+    async def getmany(
+        self,
+        *partitions: TopicPartition,
+        timeout_ms: float | None = 0,
+        max_records: int | None = None,
+    ) -> dict[TopicPartition, list[Record[K_co, V_co]]]:
+        """Return the next records by partition, as `poll` does; for tasks.
+
+        A task that is cancelled while it waits has taken no record.
+
+        Args:
+            partitions: Only of these; all by default.
+            timeout_ms: How long to wait for a record; 0 does not wait, None waits forever.
+            max_records: The maximum over all partitions; None is ``max_poll_records``.
+
+        Raises:
+            Exception: As `poll`.
+        """
+        limit = check_max_records(max_records) or self.config.max_poll_records
+        step = partial(self._fetch_records, limit, self._chosen(partitions))
+        return await self._wait_async(step, timeout_ms)
+
+    async def __aiter__(self) -> AsyncIterator[Record[K_co, V_co]]:
+        """Iterate over records forever, or until none came for ``consumer_timeout_ms``.
+
+        The position is right at every step, and calls in the loop body take effect with the next
+        record.  A loop ends when the consumer is closed.
+        """
+        try:
+            while taken := await self._take_async(self.config.consumer_timeout_ms):
+                for record in taken:
+                    yield record
+                    if monotonic() > self._turn_ends:
+                        break  # The rest is taken in the next turn.
+        except ClosedError:
+            if not self._guard.closed:
+                raise
+
+    async def _take_async(
+        self, timeout_ms: float | None, partitions: Sequence[TopicPartition] = ()
+    ) -> Any:
+        """Return an iterator of some next records of one partition; None after the timeout."""
+        limit = self.config.max_poll_records if self.config.group_id is not None else None
+
+        def take(cursor: PartitionCursor, stop: int | None) -> Iterator[Record] | None:
+            return cursor.take_iterator(limit, stop)
+
+        chosen = self._chosen(partitions)
+        return await self._wait_async(lambda: self._fetch_one(take, self._stop, chosen), timeout_ms)
+
+    def _chosen(self, partitions: Sequence[TopicPartition]) -> set[TopicPartition]:
+        return {self._cursor(partition).partition for partition in partitions}
+
+    async def _wait_async(self, step: Callable[[], T], timeout_ms: float | None) -> T:
+        group, waiter = self._group, self._waiter
+        self._counts.count_poll()
+
+        def look() -> T | EllipsisType:
+            if group.must_await_listener():
+                return ...
+            with self._guard:
+                call = partial(waiter.repeat, step, 0)
+                return call() if self.config.group_id is None else group.poll(call)
+
+        deadline = None if timeout_ms is None else monotonic() + timeout_ms / 1000
+        with group.polling():
+            if monotonic() >= self._turn_ends:
+                await asyncio.sleep(0)
+            due_in = group.committer.seconds_to_auto_commit
+            try:
+                while True:
+                    await group.update_async()
+                    taken = await waiter.repeat_async(look, deadline, due_in)
+                    if not isinstance(taken, EllipsisType):
+                        return taken
+            finally:
+                self._turn_ends = monotonic() + _TURN_SECONDS
 
     def wakeup(self) -> None:
         """Make the waiting call, or the next one that may wait, raise `WakeupError` once.
@@ -905,7 +1055,15 @@ class Consumer(Generic[K_co, V_co]):
                 consumer._guard.closed = True
                 closing.callback(consumer._close, autocommit, seconds)
 
+    async def aclose(self, autocommit: bool = True) -> None:
+        """Do as `close`; for tasks, also if the rebalance listener is asynchronous."""
+        if not self._guard.closed:
+            self._group.notifier.check_not_in_callback("close")
+            await self._group.announce_leaving(autocommit=autocommit)
+            self.close(autocommit)
+
     def _close(self, autocommit: bool, seconds: float) -> None:
+        self._waiter.wake_tasks()
         if not self._guard.acquire_to_close(0):
             self._waiter.wake_all()
             if not self._guard.acquire_to_close(seconds):
@@ -927,6 +1085,12 @@ class Consumer(Generic[K_co, V_co]):
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         # After an error the last record may not be processed: do not commit it.
         self.close(autocommit=exc_type is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        await self.aclose(autocommit=exc_type is None)
 
 
 hint_at_missing(Consumer, _HINTS)

@@ -9,11 +9,11 @@ and KIP-848's idea of reconciling each partition by itself).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from embedlog.assignor import configured
 from embedlog.catalog import INTERNAL
@@ -42,9 +42,13 @@ from embedlog.errors import (
 )
 from embedlog.group import Group
 from embedlog.groups.offsets import check_group_id
-from embedlog.lazy import logging
+from embedlog.lazy import asyncio, logging
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
+from embedlog.tasks import run_to_end
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 T = TypeVar("T")
 
@@ -100,12 +104,17 @@ class GroupClient:
         self._root_generation = root.generation
         self._notified_generation = -1
         """The last generation of the group that the listener was notified of."""
+        self.is_complete = False
+        """Whether the member owned all that it was assigned, when it looked last."""
         self._left = False
         self._fenced: FencedInstanceIdError | None = None
         self._removal: EmbedlogError | None = None
         """Why the group removed the member last; see `take_removal`."""
         self._last_poll = monotonic()
-        self._polling = False
+        self._polling = 0
+        """How many polls are under way; tasks may share a consumer."""
+        self._following: Task[None] | None = None
+        """Carries out a rebalance whose listener may wait."""
         self._uncheckpointed_since: float | None = None
         """When the first commit without a membership was made that is not checkpointed."""
 
@@ -195,19 +204,58 @@ class GroupClient:
         if self._root_generation != self._root.generation:
             self._reset_after_fork()
         self.committer.run_callbacks()
-        while True:
-            try:
-                self._update()
-                break
-            except UnknownMemberIdError as error:
-                self._lose_membership(error)
-            except FencedInstanceIdError as error:
-                self._fenced = error
-                self._lose_membership(error)
-                raise
+        if self._is_current():
+            self.committer.auto_commit_if_due()
+        elif not self.notifier.is_async:
+            run_to_end(self._follow())
         self.notifier.raise_error()
 
-    def _update(self) -> None:
+    async def update_async(self) -> None:
+        """Do as `update` if the listener may wait for something; for tasks.
+
+        A rebalance that has begun is completed, whatever task is cancelled meanwhile.
+        """
+        while self.must_await_listener():
+            if not self._is_following():
+                self._following = asyncio.ensure_future(self._follow())
+                # It is raised where it is awaited, or the next look meets it again.
+                self._following.add_done_callback(lambda task: task.cancelled() or task.exception())
+            assert self._following is not None
+            await asyncio.shield(self._following)
+
+    def must_await_listener(self) -> bool:
+        """Return whether there is a rebalance whose listener may wait: see `update_async`."""
+        if not (self.notifier.is_async and self.subscribed) or self.notifier.in_callback:
+            return False
+        return self._is_following() or (self._fenced is None and not self._is_current())
+
+    def _is_following(self) -> bool:
+        # Not whether it is None: a callback that sets it runs after those that await it.
+        return self._following is not None and not self._following.done()
+
+    def _is_current(self) -> bool:
+        """Return whether the member has carried out all changes of the group and of the topics."""
+        member, heartbeat = self._member, self._heartbeat
+        return not (
+            member is None
+            or (heartbeat is not None and heartbeat.failure is not None)
+            or self._root.context.catalog.version() != self._catalog_version
+            or member.changed()
+        )
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._update()
+                break
+            except UnknownMemberIdError as error:
+                await self._lose_membership(error)
+            except FencedInstanceIdError as error:
+                self._fenced = error
+                await self._lose_membership(error)
+                raise
+
+    async def _update(self) -> None:
         member, heartbeat = self._member, self._heartbeat
         if heartbeat is not None and heartbeat.failure is not None:
             raise heartbeat.failure
@@ -223,7 +271,7 @@ class GroupClient:
         self._catalog_version = version
         self.committer.auto_commit_if_due()
         while member.changed():
-            self._rebalance(member)
+            await self._rebalance(member)
             if self._heartbeat is not None:
                 self._heartbeat.wake()
 
@@ -251,24 +299,26 @@ class GroupClient:
         _log.info("Group %s: member %s joined, subscribed to %s", group.name, member.id, topics)
         return member
 
-    def _rebalance(self, member: GroupMember) -> None:
+    async def _rebalance(self, member: GroupMember) -> None:
         assignment = member.check_assignment(self._assignors)
         try:
-            self._apply(member, assignment)
+            await self._apply(member, assignment)
         except BaseException:
             # It may be half applied: the next check says what is left to do.
             member.require_check()
             raise
 
-    def _apply(self, member: GroupMember, assignment: MemberAssignment) -> None:
+    async def _apply(self, member: GroupMember, assignment: MemberAssignment) -> None:
         step, new_generation = assignment.step, assignment.generation != self._notified_generation
         lost = self._assignment.partitions() - member.owned
-        self.notifier.lost(lost)
+        await self.notifier.lost(lost)
         self._assignment.remove(lost)
         notify_all = self._eager and (new_generation or bool(step.added or step.revoked))
         if notify_all or step.revoked:
             self.committer.auto_commit_now()
-            self.notifier.revoked(self._assignment.partitions() if notify_all else step.revoked)
+            await self.notifier.revoked(
+                self._assignment.partitions() if notify_all else step.revoked
+            )
         # Kept partitions that it does not read were lost in the middle of a rebalance.  And a
         # program that was notified that a partition is revoked may have dropped records that
         # it did not commit, so it gets them again, as in Kafka.
@@ -286,8 +336,9 @@ class GroupClient:
             self._assignment.cursor(partition).paused = True
         if new_generation or notify_all or acquired:
             self.committer.restart_interval()
-            self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
+            await self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
         self._notified_generation = assignment.generation
+        self.is_complete = not step.awaited
         if new_generation:
             self._counts.count_rebalance()
             self._report_assignment(member, assignment)
@@ -333,12 +384,12 @@ class GroupClient:
                 cursor.start_at(start.end)
         return acquired
 
-    def _lose_membership(self, error: EmbedlogError) -> None:
+    async def _lose_membership(self, error: EmbedlogError) -> None:
         """Drop all partitions: other members may own them already."""
         self._removal = error
         lost = self._assignment.partitions()
         _log.warning("%s; %s lost", error, plural(len(lost), "partition"))
-        self.notifier.lost(lost)
+        await self.notifier.lost(lost)
         self._assignment.clear()
         self._stop()
 
@@ -373,13 +424,24 @@ class GroupClient:
             self._checkpoint_after(CHECKPOINT_SECONDS)
             return call()
         self.notifier.check_not_in_callback("poll")
-        self._polling = True
+        self._polling += 1
         try:
             return call()
         finally:
-            self._last_poll, self._polling = monotonic(), False
+            self._polling -= 1
+            self._last_poll = monotonic()
             if self._left:
                 self._stop()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Count a block as a poll, in which a task waits between two looks."""
+        self._polling += 1
+        try:
+            yield
+        finally:
+            self._polling -= 1
+            self._last_poll = monotonic()
 
     def idle_seconds(self) -> float:
         """Return for how many seconds the program has not polled."""
@@ -468,13 +530,25 @@ class GroupClient:
         partitions = self._assignment.partitions()
         if partitions:
             notify = self.notifier.revoked if self._is_member() else self.notifier.lost
-            notify(partitions)
+            if not self.notifier.is_async:  # `announce_leaving` has called it.
+                run_to_end(notify(partitions))
         self._assignment.clear()
         try:
             self.committer.run_callbacks()
         finally:
             self._stop()
         self.notifier.raise_error()
+
+    async def announce_leaving(self, *, autocommit: bool) -> None:
+        """Do first what a listener that may wait has to see done when the consumer is closed."""
+        if self.notifier.is_async and self.subscribed and not self._left:
+            if self._following is not None and self._is_following():
+                with suppress(EmbedlogError):
+                    await asyncio.shield(self._following)
+            if self._member is not None and autocommit:
+                self.committer.auto_commit_now()
+            if partitions := self._assignment.partitions():
+                await self.notifier.revoked(partitions)
 
     def _is_member(self) -> bool:
         try:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from threading import get_ident
+from collections.abc import Awaitable, Callable, Collection
 
 from embedlog.callbacks import check_callback
 from embedlog.errors import IllegalStateError
+from embedlog.lazy import asyncio
 from embedlog.record import TopicPartition
+from embedlog.tasks import current_caller, has_running_loop
 
 
 class ConsumerRebalanceListener:
     """Notified when partitions are assigned and revoked; derive from it, and override methods.
 
     All methods run on the polling thread, inside `poll`, iteration, `unsubscribe` and
-    `close`.  They may commit, seek, pause, and ask for positions.
+    `close`.  They may commit, seek, pause, and ask for positions.  If they are ``async def``,
+    the consumer is used with ``await`` and ``async for`` only.
     """
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
@@ -38,18 +40,23 @@ class RebalanceNotifier:
     def __init__(self, listener: ConsumerRebalanceListener | None = None) -> None:
         if listener is not None and not all(hasattr(listener, name) for name in _REQUIRED):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, got {listener!r}")
+        self.is_async = False
+        """Whether a call of the listener may wait: then only a task may follow the group."""
         for name in (*_REQUIRED, "on_partitions_lost"):
             if hasattr(listener, name):
-                check_callback(getattr(listener, name), f"{name} of the listener")
+                if has_running_loop() and asyncio.iscoroutinefunction(getattr(listener, name)):
+                    self.is_async = True
+                else:
+                    check_callback(getattr(listener, name), f"{name} of the listener")
         self.has_listener = listener is not None
         self._listener = ConsumerRebalanceListener() if listener is None else listener
         self._error: BaseException | None = None
-        self._calling_thread: int | None = None
+        self._caller: object = None
 
     @property
     def in_callback(self) -> bool:
-        """Whether this thread is inside a call of the listener."""
-        return self._calling_thread == get_ident()
+        """Whether this thread, or this task, is inside a call of the listener."""
+        return self._caller is not None and self._caller == current_caller()
 
     def check_not_in_callback(self, operation: str) -> None:
         """Refuse an operation that a listener may not call.
@@ -60,33 +67,37 @@ class RebalanceNotifier:
         if self.in_callback:
             raise IllegalStateError(f"A rebalance listener must not call {operation}")
 
-    def revoked(self, partitions: Collection[TopicPartition]) -> None:
+    async def revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_revoked`."""
-        self._call(self._listener.on_partitions_revoked, partitions)
+        await self._call(self._listener.on_partitions_revoked, partitions)
 
-    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+    async def assigned(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_assigned`."""
-        self._call(self._listener.on_partitions_assigned, partitions)
+        await self._call(self._listener.on_partitions_assigned, partitions)
 
-    def lost(self, partitions: Collection[TopicPartition]) -> None:
+    async def lost(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_lost`, unless no partition was lost."""
         if partitions:
             # Listeners that were written before Kafka had this callback do not have it.
             revoked = self._listener.on_partitions_revoked
-            self._call(getattr(self._listener, "on_partitions_lost", revoked), partitions)
+            await self._call(getattr(self._listener, "on_partitions_lost", revoked), partitions)
 
-    def _call(
+    async def _call(
         self,
-        callback: Callable[[set[TopicPartition]], None],
+        callback: Callable[[set[TopicPartition]], Awaitable[None] | None],
         partitions: Collection[TopicPartition],
     ) -> None:
-        self._calling_thread = get_ident()
+        self._caller = current_caller()
         try:
-            callback(set(partitions))
-        except BaseException as error:  # noqa: BLE001 - kept, and raised after the rebalance
+            result = callback(set(partitions))
+            if result is not None and self.is_async:
+                await result
+        except BaseException as error:  # kept, and raised after the rebalance
+            if self.is_async and isinstance(error, asyncio.CancelledError):
+                raise
             self._error = self._error or error
         finally:
-            self._calling_thread = None
+            self._caller = None
 
     def raise_error(self) -> None:
         """Raise the first error of the listener, once."""

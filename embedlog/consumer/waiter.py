@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.arguments import SingleThreadGuard
 from embedlog.errors import ClosedError, WakeupError
-from embedlog.files import WakePage
+from embedlog.files import WakePage, WakeThread
+from embedlog.files.wake_thread import set_done, wake_soon
+from embedlog.lazy import asyncio
 from embedlog.root.root import Root
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 T = TypeVar("T")
 
@@ -21,6 +26,10 @@ _MAX_SLEEP_UNWAKEABLE_SECONDS = 0.05
 """The same where `wakeup` cannot wake it, because the wake page is read-only."""
 
 
+_LONGEST_SECONDS = 86400.0
+"""A timer of a loop may have a limit, as that of asyncio has."""
+
+
 class Waiter:
     """Waits on the log's wake page, which every append of every process advances."""
 
@@ -28,6 +37,10 @@ class Waiter:
         self._root, self._config, self._guard = root, config, guard
         self._joined_page: WakePage | None = None
         """The page on which this waiter is counted; a forked child has another page."""
+        self._joined_thread: WakeThread | None = None
+        """Likewise, of a consumer that tasks use."""
+        self._sleeping: set[Future[None]] = set()
+        """Done to wake the tasks that wait, each in its loop."""
         self.wakeup_pending = False
         """Whether `wakeup` was called and no call has raised `WakeupError` since."""
 
@@ -76,17 +89,75 @@ class Waiter:
         page, self._joined_page = self._joined_page, None
         if page is not None:
             page.leave()
+        thread, self._joined_thread = self._joined_thread, None
+        if thread is not None:
+            thread.leave()
+
+    async def repeat_async(
+        self, look: Callable[[], T], deadline: float | None, due_in: Callable[[], float]
+    ) -> T:
+        """Do as `repeat`, in a task; the thread of the page sleeps for all tasks of the log.
+
+        A cancellation takes effect while it sleeps only, and then nothing was taken.
+
+        Args:
+            look: A `repeat` of the step that does not wait, with what surrounds it.
+            deadline: On the monotonic clock; None to wait forever.
+            due_in: Returns after how many seconds to look at the latest.
+        """
+        # Without the timer of `repeat`: a thousand tasks would have a thousand.  A new topic
+        # changes the page as well.
+        deadline = inf if deadline is None else deadline
+        slept = False
+        while True:
+            wake = self._root.wake
+            value = wake.value()
+            result = look()
+            left = deadline - monotonic()
+            if result or left <= 0:
+                if result and not slept and not self._sleeping:
+                    self.leave_page()
+                return result
+            if self._joined_thread is wake.thread:
+                slept = True
+                await self._sleep(wake.thread, value, min(left, self._fetch_seconds(), due_in()))
+            else:
+                wake.thread.join()
+                self._joined_thread = wake.thread
+
+    async def _sleep(self, thread: WakeThread, value: int, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._sleeping.add(future)
+        thread.add(future, value, self._root.context.state.check_linked)
+        timer = loop.call_later(seconds, set_done, [future])
+        try:
+            # Another thread may have called before there was a future to wake.
+            if not (self._guard.closed or self.wakeup_pending):
+                await future
+        finally:
+            timer.cancel()
+            thread.discard(future)
+            self._sleeping.discard(future)
+
+    def wake_tasks(self) -> None:
+        """Wake the tasks that wait here; may be called from any thread."""
+        for future in list(self._sleeping):
+            wake_soon(future.get_loop(), [future])
 
     def _max_sleep_seconds(self) -> float:
-        config, wakeable = self._config, self._root.wake.rings
-        seconds = _MAX_SLEEP_SECONDS if wakeable else _MAX_SLEEP_UNWAKEABLE_SECONDS
-        if config.fetch_min_bytes > 1:
-            seconds = min(seconds, config.fetch_max_wait_ms / 1000)
-        return min(seconds, max(config.metadata_max_age_ms, 1) / 1000)
+        seconds = _MAX_SLEEP_SECONDS if self._root.wake.rings else _MAX_SLEEP_UNWAKEABLE_SECONDS
+        return min(seconds, self._fetch_seconds(), max(self._config.metadata_max_age_ms, 1) / 1000)
+
+    def _fetch_seconds(self) -> float:
+        """Return after how many seconds fewer than fetch_min_bytes are returned."""
+        config = self._config
+        return config.fetch_max_wait_ms / 1000 if config.fetch_min_bytes > 1 else _LONGEST_SECONDS
 
     def wakeup(self) -> None:
         """Make the current or the next `repeat` raise `WakeupError`; from any thread."""
         self.wakeup_pending = True
+        self.wake_tasks()
         self.wake_all()
 
     def wake_all(self) -> None:

@@ -25,6 +25,7 @@ from embedlog.errors import ClosedError, StorageError
 from embedlog.files.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS
 from embedlog.files.shared_page import PAGE_BYTES, SharedPage
+from embedlog.files.wake_thread import WakeThread
 
 WAKE_FILE: Final = "wake"
 POLL_SECONDS: Final = 1e-3
@@ -91,6 +92,8 @@ class WakePage:
         self._may_skip = machine == "x86_64"
         self._calls = number and _Calls(number, self._shared.address)
         self._polls = not (self._calls and self.rings)
+        self.thread = WakeThread(self)
+        """Waits for the tasks of event loops."""
 
     def join(self) -> None:
         """Count this reader as a waiter, until `leave` or `close`; call it before the look.

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from embedlog.kafka import errors
 from embedlog.kafka.broker_answers import LogBrokers
-from embedlog.kafka.client import LogClient, or_uses_brokers
+from embedlog.kafka.client import LogClient
+from embedlog.kafka.client_type import or_uses_brokers
 from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.library import public_name
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from embedlog.catalog import check_topic_name
@@ -54,24 +53,6 @@ def check_topics(topics: Iterable[Any]) -> None:
             check_topic_name(topic)
         except InvalidTopicError as error:
             raise ValueError(str(error)) from error
-
-
-def or_uses_brokers(init: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a constructor: a program's subclass becomes one of kafka-python's, for brokers.
-
-    Only here the settings are known: the constructor of the subclass may have other arguments.
-    """
-
-    @functools.wraps(init)
-    def __init__(self: LogClient, *args: Any, **configs: Any) -> None:  # noqa: N807
-        if self._address_of(args, configs) is None:
-            original = self._original
-            self.__class__ = self._with_base_for_brokers()
-            original.__init__(self, *args, **configs)
-        else:
-            init(self, *args, **configs)
-
-    return __init__
 
 
 class LogClient(Client):

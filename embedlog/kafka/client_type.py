@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABCMeta
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from embedlog.kafka.bootstrap import LogAddress
@@ -63,6 +63,24 @@ class Client(metaclass=ClientType):
             f"A {type(self).__name__} of a log cannot be copied or pickled: make another one, with "
             "the same settings"
         )
+
+
+def or_uses_brokers(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a constructor: a program's subclass becomes one of the library's, for brokers.
+
+    Only here the settings are known: the constructor of the subclass may have other arguments.
+    """
+
+    @functools.wraps(init)
+    def __init__(self: Client, *args: Any, **configs: Any) -> None:  # noqa: N807
+        if self._address_of(args, configs) is None:
+            original = self._original
+            self.__class__ = self._with_base_for_brokers()
+            original.__init__(self, *args, **configs)
+        else:
+            init(self, *args, **configs)
+
+    return __init__
 
 
 @functools.cache

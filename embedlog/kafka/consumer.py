@@ -20,8 +20,8 @@ from embedlog.kafka.client import (
     LogClient,
     adapted,
     check_topics,
-    or_uses_brokers,
 )
+from embedlog.kafka.client_type import or_uses_brokers
 from embedlog.kafka.errors import kafka_errors, raises_kafka_errors, translated
 from embedlog.kafka.kafka_python import kafka
 from embedlog.kafka.producer import FutureRecordMetadata

@@ -1,4 +1,4 @@
-"""kafka-python and confluent_kafka: the clients of a log use their types, errors and records."""
+"""Kafka's Python libraries, whose types, errors and records the clients of a log use."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class _Library(NamedTuple):
 _LIBRARIES = {
     "kafka": _Library("kafka-python", (3, 0)),
     "confluent_kafka": _Library("confluent-kafka", (2, 10)),
+    "aiokafka": _Library("aiokafka", (0, 12)),
 }
 
 

@@ -1,4 +1,4 @@
-"""`patch`: programs that import ``kafka`` or ``confluent_kafka`` run on a log, unchanged."""
+"""`patch`: programs that import a client of Kafka run on a log, unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from embedlog.kafka import bootstrap
 from embedlog.kafka.client_type import rebased
 from embedlog.kafka.library import is_installed, load
 
-_CLIENTS = {
-    "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
-    "KafkaConsumer": ("kafka", "kafka.consumer", "kafka.consumer.group"),
-    "KafkaProducer": ("kafka", "kafka.producer", "kafka.producer.kafka"),
+_CLIENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "kafka": {
+        "KafkaAdminClient": ("kafka", "kafka.admin", "kafka.admin.client"),
+        "KafkaConsumer": ("kafka", "kafka.consumer", "kafka.consumer.group"),
+        "KafkaProducer": ("kafka", "kafka.producer", "kafka.producer.kafka"),
+    },
+    "aiokafka": {
+        "AIOKafkaAdminClient": ("aiokafka.admin", "aiokafka.admin.client"),
+        "AIOKafkaConsumer": ("aiokafka", "aiokafka.consumer", "aiokafka.consumer.consumer"),
+        "AIOKafkaProducer": ("aiokafka", "aiokafka.producer", "aiokafka.producer.producer"),
+    },
 }
-"""Where kafka-python has its clients."""
+"""Where kafka-python and aiokafka have their clients."""
+_OURS = {"kafka": "embedlog.kafka", "aiokafka": "embedlog.kafka.aiokafka"}
 
 _patches: list[Patch] = []
 """Those in force; the last one with an address decides where clients go."""
@@ -58,7 +66,7 @@ def _redirect() -> None:
 
 
 def patch(servers: Any = None) -> Patch:
-    """Have programs that import ``kafka`` or ``confluent_kafka`` use a log, unchanged.
+    """Have programs use a log, unchanged: they import ``kafka``, ``confluent_kafka``, ``aiokafka``.
 
     Args:
         servers: The log that every address names from now on, as ``"embedlog:///path"`` or a
@@ -69,7 +77,7 @@ def patch(servers: Any = None) -> Patch:
 
     Raises:
         InvalidConfigError: ``servers`` does not name a log.
-        ImportError: Neither of the two libraries is installed.
+        ImportError: None of these libraries is installed.
     """
     address = None
     if servers is not None:
@@ -95,15 +103,17 @@ def unpatch() -> None:
 def _replace() -> None:
     """Replace the clients of the libraries that are installed."""
     with ExitStack() as undo:
-        if is_installed("kafka"):
-            ours = importlib.import_module("embedlog.kafka")
-            for name, places in _CLIENTS.items():
-                _replace_client(undo, name, places, getattr(ours, name))
-        elif not is_installed("confluent_kafka"):
+        libraries = [each for each in (*_CLIENTS, "confluent_kafka") if is_installed(each)]
+        if not libraries:
             raise ImportError(
-                "There is nothing to patch: neither kafka-python nor confluent-kafka is installed: "
-                'run pip install "embedlog[kafka-python]" or "embedlog[confluent-kafka]"'
+                "There is nothing to patch: neither kafka-python nor confluent-kafka nor aiokafka "
+                'is installed: run pip install "embedlog[kafka-python]", '
+                '"embedlog[confluent-kafka]" or "embedlog[aiokafka]"'
             )
+        for library in libraries:
+            ours = importlib.import_module(_OURS.get(library, "embedlog.kafka.confluent"))
+            for name, places in _CLIENTS.get(library, {}).items():
+                _replace_client(undo, name, places, getattr(ours, name))
         if is_installed("confluent_kafka"):
             _replace_confluent(undo)
         _replaced.push(undo.pop_all())

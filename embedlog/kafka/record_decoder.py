@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any
 
 from embedlog.batch import Batch
-from embedlog.consumer.deserialize import NO_HEADERS, RecordDecoder, RecordRun, RowLists
+from embedlog.consumer.deserialize import NO_HEADERS, RecordDecoder, RecordRun
+from embedlog.kafka.sized_rows import SizedRowLists
 from embedlog.kafka.structs import ConsumerRecord
 from embedlog.record import TopicPartition
-from embedlog.schemas.reading import TypedReader
 
 
 class _FromTuple(tuple):  # type: ignore[type-arg]
@@ -29,28 +29,6 @@ class LogConsumerRecord(_FromTuple, ConsumerRecord):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConsumerRecord, tuple(self)
-
-
-class SizedRowLists(RowLists):
-    """Rows with the sizes that their keys and values have before they are deserialized."""
-
-    __slots__ = ("key_sizes", "value_sizes")
-
-    def __init__(
-        self, batch: Batch, position: int, verify: bool, typed: TypedReader | None = None
-    ) -> None:
-        super().__init__(batch, position, verify, typed)
-        # `keep` drops rows at the end only, after this: `zip` ignores their sizes.
-        self.key_sizes, self.value_sizes = _sizes(self.keys), _sizes(self.values)
-
-
-def _sizes(items: list[bytes | None]) -> Iterable[int]:
-    absent = items.count(None)
-    if absent == len(items):
-        return repeat(-1)
-    if absent or not isinstance(items[0], bytes):
-        return [len(item) if isinstance(item, bytes) else -1 for item in items]
-    return list(map(len, items))  # type: ignore[arg-type]
 
 
 def _header_size(headers: list[tuple[str, bytes | None]]) -> int:

@@ -7,14 +7,15 @@ back for all of its rows at once, so a future per record costs next to nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from embedlog.batch import EncodedBatch
 from embedlog.callbacks import check_callback, check_ran
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
-from embedlog.lazy import logging
+from embedlog.files.wake_thread import set_done, wake_soon
+from embedlog.lazy import asyncio, logging
 from embedlog.partition.append_condition import AppendCondition
 from embedlog.producer.row_batches import Rows
 from embedlog.producer.unretrieved import FailedRecords
@@ -101,7 +102,7 @@ class Delivery:
     """The rows that failed, by the start of their batch; by None if they all failed before they
     were in batches.  Set before the error, and not in the batch, which the frames of a drain
     hold: it must be garbage with the futures."""
-    callbacks: Sequence[Callback] = ()
+    callbacks: list[Callback] | tuple[()] = ()
     reserved = free = 0
     """Bytes of ``buffer_memory`` that the rows hold, and how many of them are unused."""
     opened_at = deadline = 0.0
@@ -272,7 +273,9 @@ class Delivery:
         if not self.done():
             with self.queue.batcher.lock:
                 if self.outcome(callback[0]._row) is None:
-                    self.callbacks = [*self.callbacks, callback]
+                    if not self.callbacks:
+                        self.callbacks = []
+                    self.callbacks.append(callback)
                     return
         run_callback(callback)
 
@@ -304,8 +307,20 @@ def run_callback(callback: Callback) -> None:
         LOGGER.exception("A delivery callback raised an exception")
 
 
+def _tell(written: asyncio.Future[None], _: object) -> None:
+    """Have the future of a task done, from whatever thread wrote its record."""
+    loop = written.get_loop()
+    if asyncio._get_running_loop() is loop:
+        set_done([written])
+    else:
+        wake_soon(loop, [written])
+
+
 class RecordFuture(Generic[R_co]):
-    """The outcome of one record: kafka-python's future, with `concurrent.futures`' names."""
+    """The outcome of one record: kafka-python's future, with `concurrent.futures`' names.
+
+    A task may ``await`` it.
+    """
 
     __slots__ = ("_delivery", "_row")
 
@@ -344,6 +359,26 @@ class RecordFuture(Generic[R_co]):
 
     get = result
     """Same as `result`; kafka-python's name."""
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        """Do as `result`, in a task: what tasks sent in one step of the loop is one batch.
+
+        A task that is cancelled does not learn of the outcome; the record is written all the same.
+        """
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            written = loop.create_future()
+            self._observe(_tell, written)
+            self._drain_soon(loop)
+            yield from written
+        return self.result()
+
+    def _drain_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have what tasks sent written once they all wait."""
+        queue = self._delivery.queue
+        if not queue.is_awaited:
+            queue.is_awaited = True
+            loop.call_soon(queue.drain_for_task)
 
     def done(self) -> bool:
         """Return whether the record was written, or failed for good."""

@@ -98,6 +98,8 @@ class PartitionWriter:
         self._attempts = self._short_attempts = 0
         """Attempts to append the first waiting batch, and those of them with a lock timeout
         shorter than that of an append, which do not count against ``retries``."""
+        self._gave_way = False
+        """Whether the last attempt was such a short one."""
         self._failing_since = 0.0
         """When the first of the attempts that failed since the last success began, if any did."""
         self._warned = False
@@ -226,6 +228,11 @@ class PartitionWriter:
             for receipt in receipts:
                 self._finish_first(receipt)
 
+    def retry_without_pause(self) -> None:
+        """Have the next attempt made at once if the last one did not wait long for the lock."""
+        if self._gave_way:
+            self._gave_way, self.retry_at = False, 0.0
+
     def _stage(self, transactions: Transactions) -> None:
         """Add the waiting batches to a transaction; their offsets are not known before its end."""
         while self.waiting:
@@ -272,7 +279,8 @@ class PartitionWriter:
             self._batcher.fenced = error
             self.fail_all(error)
         elif getattr(error, "retriable", False):
-            self._short_attempts += short and isinstance(error, LockTimeoutError)
+            self._gave_way = short and isinstance(error, LockTimeoutError)
+            self._short_attempts += self._gave_way
             self._failing_since = self._failing_since or began
             self._retry_later(group, error)
         elif len(group) > 1 and not isinstance(error, DurabilityError):

@@ -53,6 +53,7 @@ from embedlog.record import (
     V,
 )
 from embedlog.root.root import Root, check_root
+from embedlog.tasks import in_thread
 
 if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
@@ -78,7 +79,8 @@ class Producer(Generic[K, V]):
     whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
     least about a millisecond, has passed.
 
-    Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
+    Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.  A task
+    ``await``s the futures, and uses ``async with``, `aflush` and `aclose`.
     """
 
     def __init__(self, root: Root | None = None, **config: Unpack[ProducerOptions[K, V]]) -> None:
@@ -732,6 +734,14 @@ class Producer(Generic[K, V]):
                 queue.flush(deadline)
             self._batcher.run_callbacks(wait=True)
 
+    async def aflush(self, raise_errors: bool = False) -> None:
+        """Do as `flush`; for tasks."""
+        await in_thread(self.flush, None, raise_errors)
+
+    async def aclose(self) -> None:
+        """Do as `close`; for tasks."""
+        await in_thread(self.close)
+
     def close(self, timeout: float | None = None, raise_errors: bool = False) -> None:
         """Write the unwritten records, for at most ``timeout`` seconds, and stop.
 
@@ -775,6 +785,12 @@ class Producer(Generic[K, V]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __del__(self) -> None:
         if getattr(self, "_closed", True):

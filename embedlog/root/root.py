@@ -262,9 +262,11 @@ class Root:
         """Add partitions to a topic; those of a copy only its mirror, which copies ``mirror``."""
         self.context.check_writable()
         assign = self._assign_replicas(None)
-        return self.context.catalog.grow_topic(
+        info = self.context.catalog.grow_topic(
             name, partitions, self.clock(), assign=assign, mirror=mirror
         )
+        self.wake.advance()
+        return info
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
         """Change the settings of a topic, for every process from its next call on."""
