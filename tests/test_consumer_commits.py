@@ -23,6 +23,7 @@ from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
 from embedlog.consumer.open_group import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.workers.handling import Handling
 
 T0 = TopicPartition("t", 0)
 RECORDS = 12
@@ -317,7 +318,7 @@ def test_a_run_commits_the_rest_of_a_batch_that_it_committed_in_part(tmp_path, m
         log.create_topic("t")
         log.partition("t", 0).append([encoded(*[b"v"] * 4, at=START)])
         job = group_worker.GroupJob(
-            *(lambda: log, ("t",), ConsumerConfig.parse({}), slow_handler, False, 0)
+            *(lambda: log, ("t",), ConsumerConfig.parse({}), Handling(slow_handler), False, 0)
         )
         worker = group_worker.GroupWorker(job)
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:

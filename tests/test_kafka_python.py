@@ -37,8 +37,7 @@ from embedlog.kafka import (
 from embedlog.kafka.__main__ import main
 from embedlog.kafka.admin import ConfigResource, NewPartitions, NewTopic
 from embedlog.kafka.kafka_python import kafka
-from embedlog.producer import transactions
-from embedlog.publish.transaction import publish
+from embedlog.publish import live_commit
 
 T0 = TopicPartition("t", 0)
 
@@ -1165,12 +1164,14 @@ def test_a_commit_may_be_repeated_and_publishes_once(client, values, monkeypatch
     producer.begin_transaction()
     producer.send("t", b"x")
 
-    def publish_and_fail(*arguments, **options):
-        publish(*arguments, **options)
+    commit = live_commit.commit
+
+    def commit_and_fail(*arguments, **options):
+        commit(*arguments, **options)
         raise log_errors.DiskFullError("The disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(transactions, "publish", publish_and_fail)
+        patched.setattr(live_commit, "commit", commit_and_fail)
         with pytest.raises(errors.KafkaStorageError):
             producer.commit_transaction()
     producer.commit_transaction()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -561,7 +562,8 @@ def test_the_outputs_of_a_group_are_sent_exactly_once(log):
     for _ in range(5):
         if run.wait(0.3):
             break
-        os.kill(run.pids[0], signal.SIGKILL)
+        with suppress(ProcessLookupError):  # It may have ended.
+            os.kill(run.pids[0], signal.SIGKILL)
     assert run.wait(60)
 
     numbers = sorted(b"%d" % number for number in range(2000))

@@ -71,7 +71,7 @@ Version = tuple[int, int]
 """Of a transaction: the id of its producer, and a number, which begins with the epoch of that."""
 
 
-class Transaction(NamedTuple):
+class LastTransaction(NamedTuple):
     """The last transaction of a producer's name: it fences all of older versions."""
 
     producer_id: int
@@ -85,7 +85,7 @@ class Transaction(NamedTuple):
         return self[:2]
 
 
-TRANSACTIONS = keyspace.TRANSACTIONS.typed(Transaction)
+TRANSACTIONS = keyspace.TRANSACTIONS.typed(LastTransaction)
 """In `live`."""
 ROLLBACK_POINTS = keyspace.ROLLBACK_POINTS.typed(RollbackPoint)
 """In `state`."""

@@ -26,7 +26,7 @@ from embedlog.lazy import logging
 from embedlog.partition import PartitionLog, checkpoint
 from embedlog.partition.append import note_appended
 from embedlog.partition.append_condition import AppendCondition
-from embedlog.partition.checkpoint import TRANSACTIONS, Transaction, Version
+from embedlog.partition.checkpoint import TRANSACTIONS, LastTransaction, Version
 from embedlog.partition.state import Context, Partitions
 from embedlog.partition.tail import peek_tail
 from embedlog.publish.app_versions import name_field
@@ -56,7 +56,7 @@ def fence(context: Context, name: str, version: Version) -> None:
     def step(txn: kv.Txn) -> None:
         last = TRANSACTIONS.get(txn, name_field(name))
         if last is None or last.version < version:
-            TRANSACTIONS.put(txn, name_field(name), value=Transaction(*version, 0))
+            TRANSACTIONS.put(txn, name_field(name), value=LastTransaction(*version, 0))
 
     context.live.write(step)
 
@@ -155,7 +155,7 @@ def _write(
             last = TRANSACTIONS.get(txn, name_field(name))
             if last is not None and last.version >= version:
                 raise NewerProducerError
-            TRANSACTIONS.put(txn, name_field(name), value=Transaction(*version, txn.id()))
+            TRANSACTIONS.put(txn, name_field(name), value=LastTransaction(*version, txn.id()))
         for plan in plans:
             checkpoint.note_written(txn, plan.log, plan.before)
             plan.segments[0].pending.publish(txn)

@@ -32,7 +32,11 @@ _TABLES = [
     table
     for table in keyspace.TABLES
     if table.database == "state"
-    and table.name not in {"uncommitted files", "journal", "log locked", "deleted topics"}
+    and table.name
+    not in {
+        *("uncommitted files", "log locked", "deleted topics"),
+        *("journal", "offset journal", "rollback points"),
+    }
 ]
 _COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
