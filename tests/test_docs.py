@@ -249,7 +249,7 @@ def test_the_pictures_are_those_of_the_script():
         assert drawn == picture.svg(), f"{picture.name}.svg: run python docs/pictures/draw.py"
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_recording_is_drawn_from_a_real_run(tmp_path):
     """Of a group that has all orders done by the worker that was not killed."""
     recorder = loaded(DOCS / "pictures" / "record.py")

@@ -71,7 +71,7 @@ def test_the_flights_are_read_without_setuptools():
     assert run_python("-c", code) == "7 4\n"
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_an_account_with_eight_writers_ends_at_the_right_balance(tmp_path):
     """A41: no decision is made by a balance that is out of date."""
     output = run_python(

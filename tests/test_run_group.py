@@ -14,6 +14,7 @@ import pytest
 from support import forks
 from support.children import in_threads, run_python
 from support.patience import patient
+from support.tiers import sample
 
 import embedlog
 from embedlog.consumer.open_group import open_group
@@ -434,15 +435,18 @@ WAITS, SLEEPS = "run.wait()", "time.sleep(60)"
 
 @pytest.mark.parametrize(
     ("ending", "with_signal", "code"),
-    [
-        (WAITS, signal.SIGTERM, -signal.SIGTERM),
-        (WAITS, signal.SIGINT, -signal.SIGINT),
-        (SLEEPS, signal.SIGTERM, -signal.SIGTERM),
-        (SLEEPS, signal.SIGINT, -signal.SIGINT),
-        (WAITS, signal.SIGKILL, -signal.SIGKILL),
-        ("", None, 0),
-        ("sys.exit(3)", None, 3),
-    ],
+    sample(
+        [
+            (WAITS, signal.SIGTERM, -signal.SIGTERM),
+            (WAITS, signal.SIGINT, -signal.SIGINT),
+            (SLEEPS, signal.SIGTERM, -signal.SIGTERM),
+            (SLEEPS, signal.SIGINT, -signal.SIGINT),
+            (WAITS, signal.SIGKILL, -signal.SIGKILL),
+            ("", None, 0),
+            ("sys.exit(3)", None, 3),
+        ],
+        3,
+    ),
 )
 def test_the_run_ends_with_its_program(log, ending, with_signal, code):
     """However the program ends, handled records are committed and no process is left."""

@@ -105,7 +105,7 @@ def printed_by(
     return printed
 
 
-LONG = ("avro.md", "typed-topics.md typed-topics-doors.md")
+LONG = ("avro.md", "guide.md", "typed-topics.md typed-topics-doors.md")
 """Pages whose commands take seconds, each of which imports what others of the guide do."""
 
 
@@ -128,7 +128,7 @@ def test_the_page_prints_what_it_says(page, tmp_path, environment):
             assert output == expected, code
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_readme_runs_a_second_time(tmp_path, environment):
     """The topic exists then, and groups do not handle committed records again."""
     blocks = blocks_of("../README.md")

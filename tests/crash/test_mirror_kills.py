@@ -380,7 +380,7 @@ def test_after_a_power_cut_a_mirror_goes_on_where_the_copy_ends(
     assert faults.check_power_cuts(recording, limit, own, durability) >= limit / 4
 
 
-@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
+@pytest.mark.parametrize("merge", choose(test=[True], all=[False, True]), ids="merges: {}".format)
 def test_writers_and_mirrors_that_are_killed_at_random_leave_the_same_records(
     tmp_path: Path, merge: bool
 ):

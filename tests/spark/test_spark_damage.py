@@ -330,7 +330,7 @@ def test_damage_before_the_first_batch_changes_no_row(damage):
     """No checksum covers the schema; a reader that does not find the batches says so."""
     dice = random.Random(3)
     for segment in damage:
-        for _ in range(choose(test=6, all=80)):
+        for _ in range(choose(test=4, all=80)):
             changed = bytearray(segment.data)
             changed[dice.randrange(segment.start)] ^= 1 << dice.randrange(8)
             segment.write(changed)
@@ -349,7 +349,7 @@ def test_noise_is_an_error_or_leaves_the_rows_as_they_were(damage):
     """Bytes are changed and moved about at random."""
     dice = random.Random(4)
     for segment in damage:
-        for _ in range(choose(test=10, all=150, nightly=2000)):
+        for _ in range(choose(test=6, all=150, nightly=2000)):
             names = segment.some_names(dice)
             segment.write(scrambled(segment.data, dice))
             result = segment.outcome(names)
@@ -368,7 +368,7 @@ def test_a_file_that_is_cut_is_an_error_of_the_same_class_as_in_python(damage):
     """Of a file that is not sealed, records were lost; without failOnDataLoss the rest is read."""
     dice = random.Random(5)
     for segment in damage:
-        for _ in range(choose(test=8, all=60)):
+        for _ in range(choose(test=5, all=60)):
             names, size = segment.some_names(dice), dice.randrange(segment.end)
             segment.write(segment.data[:size])
             by_jvm = segment.outcome(names)
@@ -406,7 +406,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_no_crash(damage):
         cutter = threading.Thread(target=cut_again_and_again)
         cutter.start()
         try:
-            for _ in range(choose(test=15, all=200)):
+            for _ in range(choose(test=8, all=200)):
                 names = segment.some_names(dice)
                 result = segment.outcome(names)
                 results[type(result)] += 1
@@ -432,7 +432,7 @@ def test_hostile_batches_with_right_checksums_do_no_harm(damage):
     """
     dice, results = random.Random(8), Counter()
     for segment in damage:
-        for _ in range(choose(test=40, all=800, nightly=20_000)):
+        for _ in range(choose(test=16, all=800, nightly=20_000)):
             names, decoded = segment.some_names(dice), dice.choice(segment.batches)
             change = dice.choice([with_number, with_number, *CHANGES])
             changed = change(segment.data[decoded.position :][: decoded.size], dice)

@@ -79,7 +79,7 @@ def plain(rows):
 
 
 @settings(
-    max_examples=choose(test=25, all=200, nightly=2000),
+    max_examples=choose(test=12, all=200, nightly=2000),
     suppress_health_check=list(HealthCheck),
     deadline=None,
     phases=[Phase.generate],
@@ -138,7 +138,7 @@ def usable_columns(log, planner, options):
 
 
 @settings(
-    max_examples=choose(test=15, all=200, nightly=2000),
+    max_examples=choose(test=8, all=200, nightly=2000),
     suppress_health_check=list(HealthCheck),
     deadline=None,
     phases=[Phase.generate],
