@@ -38,7 +38,6 @@ from embedlog import catalog, keyspace, kv
 from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
-    LockTimeoutError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups import offsets
@@ -143,6 +142,11 @@ def forget(log: PartitionLog) -> None:
 # Taking one
 
 
+def last_version(context: Context) -> int:
+    """Return the version of `live` up to which transactions are flushed."""
+    return keyspace.CHECKPOINTED.get(context.live) or 0
+
+
 def take(context: Context, holder: PartitionLog | None = None, version: int | None = None) -> None:
     """Make transactions, and the offsets that groups committed, survive a power cut.
 
@@ -158,27 +162,40 @@ def take(context: Context, holder: PartitionLog | None = None, version: int | No
     Raises:
         StorageError: Nothing is lost, and the next one may succeed.
     """
-    while True:
-        with _turn(context):
-            if version is not None and (keyspace.CHECKPOINTED.get(context.live) or 0) >= version:
-                return
-            flushed = _take(context)
-            if flushed is not None:
-                if version is None:
-                    _delete_points(context, flushed, holder)
-                return
+    flushed = None
+    while flushed is None:
+        with _turn(context, version) as needed:
+            flushed = _take(context) if needed else []
+            if flushed is not None and version is None:
+                _delete_points(context, flushed, holder)
+        # Without the turn, for which others wait here too.
+        context.wake.advance()
 
 
 @contextmanager
-def _turn(context: Context) -> Iterator[None]:
-    """Wait for the checkpoints of other threads, and for a while for those of other processes."""
+def _turn(context: Context, version: int | None) -> Iterator[bool]:
+    """Wait for the checkpoints of other threads, and for a while for those of other processes.
+
+    Yields:
+        Whether one is needed still, for the transactions up to a version of `live`.
+    """
     with (
         context.checkpointing,
         context.files.opened(_TURN_PATH, write=True, create=True) as fd,
     ):
-        with suppress(LockTimeoutError):
-            context.files.lock(fd, _TURN_SECONDS)
-        yield
+        until, needed = monotonic() + _TURN_SECONDS, True
+        context.wake.join()
+        try:
+            while True:
+                seen = context.wake.value()
+                if version is not None:
+                    needed = last_version(context) < version
+                if not needed or context.files.try_lock(fd) or monotonic() >= until:
+                    break
+                context.wake.wait(seen, until - monotonic())
+        finally:
+            context.wake.leave()
+        yield needed
 
 
 def _take(context: Context) -> list[PartitionLog] | None:
@@ -191,10 +208,16 @@ def _take(context: Context) -> list[PartitionLog] | None:
         return []
     logs = {key: log for key in points if (log := context.partition_of(key)) is not None}
     oldest = {key: log.oldest_producer_ms() for key, log in logs.items()}
-    unsaved = context.live.read(lambda txn: _read(txn, oldest))
+    unsaved, idle = context.live.read(lambda txn: _read(txn, oldest)), []
     # What began in between may have committed before it was read, which lacks its partitions.
     if unsaved.commits.keys() - before or context.state.read(points_of) != points:
         return None
+    for key, point in points.items():
+        # Flushed by the last one, and nothing was written since.
+        tail = unsaved.tails.get(key)
+        if tail is not None and tail.log_end_offset == point.offset <= tail.durable_offset:
+            idle.append(logs[key])
+            del unsaved.tails[key]
     _flush(context, logs, unsaved)
 
     def save(txn: kv.Txn) -> bool:
@@ -215,9 +238,7 @@ def _take(context: Context) -> list[PartitionLog] | None:
     if not context.state.write(save):
         return None
     context.live.write(lambda txn: _publish(txn, logs, unsaved))
-    context.checkpoint_due = monotonic() + CHECKPOINT_SECONDS
-    context.wake.advance()
-    return [logs[key] for key in unsaved.tails]
+    return [*idle, *(logs[key] for key in unsaved.tails)]
 
 
 def _read(txn: kv.Txn, oldest: Mapping[bytes, int]) -> Unsaved:

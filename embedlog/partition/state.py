@@ -208,6 +208,8 @@ class Context:
     """Held by the thread that takes a checkpoint."""
     checkpoint_due = 0.0
     """When a transaction that is not flushed takes the next checkpoint, on the monotonic clock."""
+    checkpointed = 0
+    """The version of `live` that was flushed when one looked last."""
     closed = False
     """Set before the files and databases are closed: no operation may begin any more."""
 

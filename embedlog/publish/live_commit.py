@@ -201,10 +201,14 @@ def _flush(context: Context, logs: Iterable[PartitionLog], version: int) -> None
 
 def _flush_if_due(context: Context, version: int) -> None:
     """Take a checkpoint if transactions have waited for one long enough."""
-    if monotonic() >= context.checkpoint_due:
+    if monotonic() < context.checkpoint_due:
+        return
+    context.checkpoint_due = monotonic() + checkpoint.CHECKPOINT_SECONDS
+    # Of many processes, one takes it.
+    before, context.checkpointed = context.checkpointed, checkpoint.last_version(context)
+    if context.checkpointed == before:
         try:
             checkpoint.take(context, version=version)
         except EmbedlogError as error:
             # They are committed all the same, and the next one tries again.
-            context.checkpoint_due = monotonic() + checkpoint.CHECKPOINT_SECONDS
             _logger.warning("Transactions are not flushed yet: %s", error)
