@@ -172,6 +172,21 @@ def take(context: Context, holder: PartitionLog | None = None, version: int | No
         context.wake.advance()
 
 
+def take_if_due(context: Context, version: int) -> None:
+    """Take a checkpoint if transactions have waited for one long enough."""
+    if monotonic() < context.checkpoint_due:
+        return
+    context.checkpoint_due = monotonic() + CHECKPOINT_SECONDS
+    # Of many processes, one takes it.
+    before, context.checkpointed = context.checkpointed, last_version(context)
+    if context.checkpointed == before:
+        try:
+            take(context, version=version)
+        except EmbedlogError as error:
+            # They are committed all the same, and the next one tries again.
+            _logger.warning("Transactions are not flushed yet: %s", error)
+
+
 @contextmanager
 def _turn(context: Context, version: int | None) -> Iterator[bool]:
     """Wait for the checkpoints of other threads, and for a while for those of other processes.

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from time import monotonic
 
 from embedlog import kv
 from embedlog.batch import EncodedBatch
 from embedlog.errors import DiskFullError, EmbedlogError
 from embedlog.groups import offsets as group_offsets
-from embedlog.lazy import logging
 from embedlog.partition import PartitionLog, checkpoint
 from embedlog.partition.append import note_appended
 from embedlog.partition.append_condition import AppendCondition
@@ -42,8 +40,6 @@ from embedlog.publish.transaction import (
     plan_partition,
     publishing_conflicts,
 )
-
-_logger = logging.getLogger("embedlog.publish")
 
 
 class NewerProducerError(Exception):
@@ -128,7 +124,7 @@ def commit(
         context.checkpoint()
     else:
         context.wake.advance()
-        _flush_if_due(context, number)
+        checkpoint.take_if_due(context, number)
     report([plan.published(encoded[plan.log]) for plan in plans])
     return True
 
@@ -197,18 +193,3 @@ def _flush(context: Context, logs: Iterable[PartitionLog], version: int) -> None
     for log in logs:
         if log.tail().failed:
             raise log.flush_failed()
-
-
-def _flush_if_due(context: Context, version: int) -> None:
-    """Take a checkpoint if transactions have waited for one long enough."""
-    if monotonic() < context.checkpoint_due:
-        return
-    context.checkpoint_due = monotonic() + checkpoint.CHECKPOINT_SECONDS
-    # Of many processes, one takes it.
-    before, context.checkpointed = context.checkpointed, checkpoint.last_version(context)
-    if context.checkpointed == before:
-        try:
-            checkpoint.take(context, version=version)
-        except EmbedlogError as error:
-            # They are committed all the same, and the next one tries again.
-            _logger.warning("Transactions are not flushed yet: %s", error)
