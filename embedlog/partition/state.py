@@ -206,9 +206,9 @@ class Context:
     """Returns a partition by its key; None if its topic was deleted."""
     checkpointing: threading.Lock
     """Held by the thread that takes a checkpoint."""
-    checkpoint_due = 0.0
+    checkpoint_due: float = 0.0
     """When a transaction that is not flushed takes the next checkpoint, on the monotonic clock."""
-    checkpointed = 0
+    checkpointed: int = 0
     """The version of `live` that was flushed when one looked last."""
     closed = False
     """Set before the files and databases are closed: no operation may begin any more."""
