@@ -132,8 +132,6 @@ class Note(NamedTuple):
 
 PENDING = keyspace.PENDING_OFFSETS.typed(Note)
 """In `live`."""
-Notes = Mapping[tuple[bytes, bytes], Note]
-"""By group and partition."""
 Unsaved = dict[tuple[bytes, bytes], CommittedOffset | None]
 """Commits to save, by group and partition; None where the commit was deleted."""
 
@@ -310,7 +308,7 @@ def unsaved(txn: kv.Txn) -> Unsaved:
     return {key: COMMITTED.get(txn, *key) for key in list(UNSAVED_OFFSETS.keys(txn))}
 
 
-def save(txn: kv.Txn, commits: Unsaved, notes: Notes = {}) -> None:
+def save(txn: kv.Txn, commits: Unsaved, notes: Mapping[tuple[bytes, bytes], Note] = {}) -> None:
     """Write commits to `state`, and those that transactions are about to make visible."""
     for key, committed in commits.items():
         if committed is None:
@@ -323,7 +321,9 @@ def save(txn: kv.Txn, commits: Unsaved, notes: Notes = {}) -> None:
             CHECKPOINTS.put(txn, *key, value=_unpack(note.row))
 
 
-def note_saved(txn: kv.Txn, commits: Unsaved, notes: Notes = {}) -> None:
+def note_saved(
+    txn: kv.Txn, commits: Unsaved, notes: Mapping[tuple[bytes, bytes], Note] = {}
+) -> None:
     """Note, in `live`, what is in `state`; what transactions committed becomes visible."""
     for (group, partition), note in notes.items():
         if not note.number and PENDING.get(txn, group, partition) == note:
