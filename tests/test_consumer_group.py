@@ -1005,6 +1005,53 @@ def test_a_killed_process_is_replaced_at_once(tmp_path):
             assert time.monotonic() - killed_at < patient(2)
 
 
+def test_the_members_of_a_process_share_a_thread(root, join, tmp_path, caplog):
+    """E29, M10: each stays a member, is replaced when it is silent, and notices a death."""
+    make_topic(root)
+    session = {"session_timeout_ms": 500, "heartbeat_interval_ms": 50}
+    silent = join("t", **session, max_poll_interval_ms=50)
+    members = [join("t", **session) for _ in range(20)]
+    others = [join("t", group_id=f"g{number}", **session) for number in range(20)]
+    for member in (silent, *members, *others):
+        member.poll(0)
+    with caplog.at_level(logging.CRITICAL):
+        forks.until(lambda: len(group(root).read().members) == 20)
+    assert len(heartbeat_threads()) == 1
+
+    def work(pipe):
+        pipe.send(len(embedlog.open(root.path).consumer("t", group_id="g").poll(0)))
+        pipe.recv()
+
+    with PipedChild(work) as child:
+        child.hear()
+        assert len(group(root).read().members) == 21
+        child.kill()
+        forks.until(lambda: len(group(root).read().members) == 20)
+    time.sleep(0.6)  # longer than a session
+    assert len(group(root).read().members) == 20
+    assert all(group(root, f"g{number}").read().members for number in range(20))
+    assert len(heartbeat_threads()) == 1
+
+
+def test_a_heartbeat_that_fails_leaves_those_of_others(root, join, monkeypatch, caplog):
+    """An error that nobody expects ends the heartbeat of that member only, with its traceback."""
+    make_topic(root)
+    broken, member = (join("t", heartbeat_interval_ms=10, session_timeout_ms=300) for _ in "12")
+    for consumer in (broken, member):
+        consumer.poll(0)
+    inner = broken._group._member
+
+    def fail():
+        raise MemoryError
+
+    with caplog.at_level(logging.CRITICAL):
+        monkeypatch.setattr(inner, "heartbeat", fail)
+        forks.until(lambda: len(group(root).read().members) == 1)
+    time.sleep(0.4)  # longer than a session
+    assert list(group(root).read().members) == [member._group._member.id]
+    assert len(heartbeat_threads()) == 1
+
+
 def test_a_static_member_that_returns_gets_its_partitions(root, join):
     """M13: close does not leave the group, no other member notices, it continues at its commit."""
     make_topic(root)

@@ -24,7 +24,7 @@ from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
 from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
-from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
+from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, Heartbeat
 from embedlog.consumer.open_group import open_group
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
 from embedlog.consumer.static_assignment import MissingTopics
@@ -98,7 +98,7 @@ class GroupClient:
         self._pattern: re.Pattern[str] | None = None
         self._missing = MissingTopics()
         self._member: GroupMember | None = None
-        self._heartbeat: HeartbeatThread | None = None
+        self._heartbeat: Heartbeat | None = None
         self._catalog_version = -1
         """The version of the catalog in which the topics were looked up."""
         self._root_generation = root.generation
@@ -290,7 +290,7 @@ class GroupClient:
             client_id=config.client_id,
         )
         try:
-            self._heartbeat = HeartbeatThread(member, config, self.idle_seconds, self._counts)
+            self._heartbeat = Heartbeat(member, config, self.idle_seconds, self._counts)
         except BaseException:
             self._stop()  # Without heartbeats it would be removed later, in the middle of its work.
             raise
