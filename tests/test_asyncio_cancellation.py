@@ -3,94 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import Counter
 
 import pytest
-from support.cancellation import Cancelling, at_every_await
+from support.cancellation import (
+    VALUES,
+    Cancelling,
+    Cases,
+    World,
+    at_every_await,
+    check_rest,
+    public_async_methods,
+)
 from support.mutants import Change
-from support.roots import healthy
 
 import embedlog
 from embedlog.api.transaction_block import Transaction
 from embedlog.producer.future import RecordFuture
 
-CASES = {}
-"""By the name of the method."""
-VALUES = [b"%d" % number for number in range(6)]
+CASES = Cases()
 
 
-def case_of(*methods):
-    def register(function):
-        CASES.update(dict.fromkeys(methods, function))
-        return function
-
-    return register
-
-
-def public_async_methods(*kinds):
-    """Return the coroutine functions and asynchronous generators of classes, by name."""
-    return {
-        f"{kind.__name__}.{name}"
-        for kind in kinds
-        for name, function in inspect.getmembers(kind)
-        if (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function))
-        and (not name.startswith("_") or name.startswith("__"))
-    } | {f"{kind.__name__}.__await__" for kind in kinds if hasattr(kind, "__await__")}
-
-
-class World:
-    """A log in which another task appends while the call under test waits."""
-
-    def __init__(self, path):
-        self.path = path / "log"
-
-    async def __aenter__(self):
-        self.log = embedlog.open(self.path, maintenance=False)
-        self.log.create_topic("t", exist_ok=True)
-        self.base = len(self.log.topic("t"))
-        return self
-
-    async def __aexit__(self, *_):
-        if not self.log.root.closed:
-            healthy(self.log.root)
-        self.log.close()
-
-    def append(self, values):
-        with self.log.producer() as producer:
-            for value in values:
-                producer.send("t", value)
-
-    def append_soon(self, values):
-        asyncio.get_running_loop().call_later(0.002, self.append, values)
-
-    def values(self):
-        return [record.value for record in self.log.topic("t")[self.base :]]
-
-    def consumer(self, **config):
-        consumer = self.log.consumer("t", **config)
-        consumer.poll(0)
-        return consumer
-
-
-async def check_rest(consumer, taken, expected):
-    """Check that a consumer returns what was not taken yet, each record once."""
-    while len(taken) < len(expected):
-        for records in (await consumer.getmany(timeout_ms=60_000)).values():
-            taken += [record.value for record in records]
-    assert taken == expected
-
-
-@pytest.fixture(name="case")
-def fixture_case(request, tmp_path):
-    async def run(plan):
-        async with World(tmp_path) as world:
-            await globals()[request.param](world, plan)
-
-    return run
-
-
-@case_of("Consumer.getone")
+@CASES.of("Consumer.getone")
 async def getone(world, plan: Cancelling):
     """E28: its position moves for what it returned only, also while it waits at first."""
     with world.consumer() as consumer:
@@ -99,7 +33,7 @@ async def getone(world, plan: Cancelling):
         await check_rest(consumer, [plan.outcome.value] if ended else [], VALUES)
 
 
-@case_of("Consumer.getmany")
+@CASES.of("Consumer.getmany")
 async def getmany(world, plan: Cancelling):
     with world.consumer(group_id="g", auto_offset_reset="latest") as consumer:
         world.append_soon(VALUES)
@@ -110,7 +44,7 @@ async def getmany(world, plan: Cancelling):
         await consumer.commit()
 
 
-@case_of("Consumer.__aiter__")
+@CASES.of("Consumer.__aiter__")
 async def iteration(world, plan: Cancelling):
     with world.consumer() as consumer:
         world.append_soon(VALUES[:3])
@@ -130,7 +64,7 @@ async def iteration(world, plan: Cancelling):
         await check_rest(consumer, taken, VALUES)
 
 
-@case_of("RecordFuture.__await__")
+@CASES.of("RecordFuture.__await__")
 async def sending(world, plan: Cancelling):
     """G28: a record that was sent is written, whether or not anybody waits for it."""
     with world.log.producer() as producer:
@@ -147,7 +81,7 @@ async def sending(world, plan: Cancelling):
         assert world.values() == [*sent, b"last"]
 
 
-@case_of("Producer.aflush", "Producer.aclose", "Producer.__aenter__", "Producer.__aexit__")
+@CASES.of("Producer.aflush", "Producer.aclose", "Producer.__aenter__", "Producer.__aexit__")
 async def flushing(world, plan: Cancelling):
     producer = world.log.producer(linger_ms=60_000)
 
@@ -162,7 +96,7 @@ async def flushing(world, plan: Cancelling):
     assert world.values() in (VALUES, [])
 
 
-@case_of("Transaction.__aenter__", "Transaction.__aexit__")
+@CASES.of("Transaction.__aenter__", "Transaction.__aexit__")
 async def transaction(world, plan: Cancelling):
     """G22, G29: all of it or nothing, and the next transaction begins at once."""
 
@@ -179,7 +113,7 @@ async def transaction(world, plan: Cancelling):
     assert world.values() == [*published, b"last"]
 
 
-@case_of("Transaction.__await__")
+@CASES.of("Transaction.__await__")
 async def awaited_transaction(world, plan: Cancelling):
     if await plan.run(_begun(world)):
         plan.outcome.send("t", b"first")
@@ -207,7 +141,7 @@ class Listener:
     on_partitions_revoked = on_partitions_lost = lambda self, partitions: asyncio.sleep(0)
 
 
-@case_of("Consumer.aclose", "Consumer.__aenter__", "Consumer.__aexit__")
+@CASES.of("Consumer.aclose", "Consumer.__aenter__", "Consumer.__aexit__")
 async def closing_with_listener(world, plan: Cancelling):
     """M18: a rebalance whose listener waits is completed once, whichever task is cancelled."""
     world.append(VALUES)
@@ -228,7 +162,7 @@ async def closing_with_listener(world, plan: Cancelling):
         assert other.assignment(), "the group waits for nobody"
 
 
-@case_of("Log.aclose", "Log.__aenter__", "Log.__aexit__")
+@CASES.of("Log.aclose", "Log.__aenter__", "Log.__aexit__")
 async def log_block(world, plan: Cancelling):
     log = embedlog.open(world.path, maintenance=False)
 
@@ -243,10 +177,10 @@ async def log_block(world, plan: Cancelling):
     assert world.values() in ([b"last"], [])
 
 
-@pytest.mark.parametrize("case", {case.__name__: case for case in CASES.values()}, indirect=True)
-def test_a_task_may_be_cancelled_at_every_await(case):
+@pytest.mark.parametrize("method", CASES.once())
+def test_a_task_may_be_cancelled_at_every_await(method, tmp_path):
     """E28, G28, G29: consumer and producer stay usable, and nothing is lost or doubled."""
-    assert at_every_await(case)
+    assert CASES.run(method, tmp_path)
 
 
 def test_the_cases_are_all_asynchronous_methods():

@@ -36,7 +36,7 @@ class LogClient(Client):
         given.apply_defaults()
         settings = dict(given.arguments)
         self._loop = settings["loop"] or util.get_running_loop()
-        if settings["loop"] is not None or settings["api_version"] is not None:
+        if any(configs.get(name) is not None for name in ("loop", "api_version")):
             text = "The parameters `loop` and `api_version` are deprecated, as in aiokafka"
             warnings.warn(text, DeprecationWarning, stacklevel=4)
         # It checks what a log ignores, and connects to nothing before `bootstrap`.
@@ -49,9 +49,18 @@ class LogClient(Client):
 
     async def _open(self) -> LogHandle:
         assert self._address is not None, "the constructor returned a client of brokers"
-        self._handle = handle = await in_thread(attach, self._address, self)
+        try:
+            handle = await in_thread(self._attach, self._address)
+        except BaseException:
+            await self._give_back()
+            raise
         self._client = LogBrokers(handle.log)
         return handle
+
+    def _attach(self, address: LogAddress) -> LogHandle:
+        # Noted by the thread: a task that is cancelled gets nothing from it.
+        self._handle = attach(address, self)
+        return self._handle
 
     async def _give_back(self) -> None:
         if self._handle is not None:
