@@ -295,12 +295,13 @@ def half_files(monkeypatch: Any) -> None:
     monkeypatch.setattr(backup, "checksum_of", lambda files, fd, size: 0)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("plant", "kind"),
     [
         (format_first, Restore),
-        pytest.param(manifest_first, Backup, marks=pytest.mark.tier("all")),
-        pytest.param(half_files, Backup, marks=pytest.mark.tier("all")),
+        (manifest_first, Backup),
+        (half_files, Backup),
     ],
 )
 def test_a_planted_bug_is_found(directory, monkeypatch, plant, kind):

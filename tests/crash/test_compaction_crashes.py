@@ -19,7 +19,7 @@ from support.faulty_roots import COMPANY, Acknowledge, RootFaults
 from support.forks import tell
 from support.mutants import Behaviour, Change
 from support.roots import Row, abandon, encoded, healthy, latest, no_stray_files, rows
-from support.tiers import choose, runs, sample
+from support.tiers import choose, sample
 from support.typed_bytes import as_typed, first_schema
 
 from embedlog import kv
@@ -447,16 +447,8 @@ MUTANTS = [
 ]
 
 
-FEW = {
-    "what is replaced is unlinked first",
-    "a tombstone goes in the first pass",
-    "a cut of what is rewritten is not seen",
-}
-"""Those that the small tiers plant."""
-PLANTED = [mutant for mutant in MUTANTS if mutant.name in FEW or runs("all")]
-
-
-@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name.replace(" ", "-"))
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_planted_bug_is_found(mutant: Mutant, tmp_path: Path) -> None:
     """D7-D25: a check that never failed proves nothing."""
 

@@ -14,7 +14,7 @@ from support.forks import tell
 from support.manual_compaction import keep
 from support.mutants import Behaviour, Change
 from support.roots import encoded, healthy, no_stray_files
-from support.tiers import choose, runs
+from support.tiers import choose
 
 from embedlog import catalog
 from embedlog.config import TopicConfig
@@ -157,10 +157,6 @@ BUGS = {
 }
 
 
-FEW = {"a gap is not named"}
-"""Those that the small tiers plant."""
-
-
 def hunt(bug: Callable[[], None], directory: Path) -> str | None:
     directory.mkdir()
     bug()
@@ -171,7 +167,8 @@ def hunt(bug: Callable[[], None], directory: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug in FEW or runs("all")])
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(directory, bug):
     """The checks of copies find what they are for."""
     message = forks.call(lambda: hunt(BUGS[bug], directory / bug), patience=300)

@@ -13,7 +13,6 @@ from support.faulty_files import FaultyFiles
 from support.forks import tell
 from support.log_programs import BIRTH
 from support.program_faults import Scenario, Templates
-from support.tiers import runs
 
 from embedlog.errors import StorageError
 from embedlog.partition import PartitionLog
@@ -194,12 +193,8 @@ MUTANTS = [
 ]
 
 
-FEW = {publish_before_the_write, advance_over_a_failed_write}
-"""Those that the small tiers plant."""
-PLANTED = [mutant for mutant in MUTANTS if mutant[0] in FEW or runs("all")]
-
-
-@pytest.mark.parametrize(("bug", "check"), PLANTED, ids=[bug.__name__ for bug, _ in PLANTED])
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("bug", "check"), MUTANTS, ids=[bug.__name__ for bug, _ in MUTANTS])
 def test_a_planted_bug_is_caught(
     templates: Templates,
     bug: Callable[[], None],

@@ -13,7 +13,6 @@ from support.mutants import MUTANTS, Mutant
 from support.power_cut import SECTOR
 from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
 from support.roots import abandon, encoded, make_log, open_root, rows, segment_files
-from support.tiers import runs
 from test_damaged_databases import STATE, damage_databases
 from test_damaged_segments import mutate_in_memory, mutate_on_disk
 
@@ -100,16 +99,8 @@ def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, progress: P
     work(case, outcome, progress)
 
 
-FEW = {
-    "no fdatasync before the ack",
-    "recovery cuts below the recovery point",
-    "published before it was flushed",
-}
-"""Those that the small tiers plant; between them they need most of the checks."""
-PLANTED = [mutant for mutant in MUTANTS if mutant.name in FEW or runs("all")]
-
-
-@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name.replace(" ", "-"))
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
     """Every mutant must be caught by the check that is named for it."""
     work, cases = check_of(mutant.check, tmp_path)

@@ -316,11 +316,12 @@ def markers_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_versions, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "bug",
     [
         marker_apart,
-        pytest.param(markers_by_the_wall_clock, marks=pytest.mark.tier("all")),
+        markers_by_the_wall_clock,
         pytest.param(ends_one_by_one, marks=pytest.mark.tier("nightly")),
     ],
 )

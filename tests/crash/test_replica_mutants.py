@@ -16,7 +16,6 @@ from support.forks import tell
 from support.mutants import Change
 from support.replicas import Directories, bring_back, send, values
 from support.replicas_model import ReplicasModel, run_some
-from support.tiers import runs
 
 from embedlog import Log
 from embedlog.record import TopicPartition
@@ -388,16 +387,9 @@ MUTANTS += [
     ),
 ]
 
-FEW = {
-    "a repair trusts the leader",
-    "published before the followers have it",
-    "the version of a write is not written",
-}
-"""Those that the small tiers plant."""
-PLANTED = [mutant for mutant in MUTANTS if mutant.name in FEW or runs("all")]
 
-
-@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name.replace(" ", "-"))
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     """A check that never failed proves nothing."""
 

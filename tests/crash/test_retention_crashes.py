@@ -166,12 +166,13 @@ def not_finished(monkeypatch):
     monkeypatch.setattr(log_start, "_goal", wrong)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "bug",
     [
         unlinked_first,
-        pytest.param(not_doomed, marks=pytest.mark.tier("all")),
-        pytest.param(not_finished, marks=pytest.mark.tier("all")),
+        not_doomed,
+        not_finished,
     ],
 )
 def test_kills_find_what_was_planted(directory, monkeypatch, bug):

@@ -122,12 +122,13 @@ def row_last(monkeypatch: Any) -> None:
     monkeypatch.setattr(snapshot, "_put", only_complete)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "plant",
     [
         lease_last,
-        pytest.param(no_flush, marks=pytest.mark.tier("all")),
-        pytest.param(row_last, marks=pytest.mark.tier("all")),
+        no_flush,
+        row_last,
     ],
 )
 def test_a_planted_bug_is_found(directory, monkeypatch, plant):

@@ -288,6 +288,7 @@ def a_finish_without_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "bug", [positions_first, outputs_first, a_journal_without_positions, a_finish_without_outputs]
 )

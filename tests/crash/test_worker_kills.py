@@ -11,7 +11,7 @@ from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.mutants import Change
-from support.tiers import choose, runs
+from support.tiers import choose
 from support.worker_kills import Workload, check
 
 RECORDS = {"test": 300, "all": 10_000}
@@ -83,12 +83,8 @@ def hunt(bug: Callable[[], None]) -> str | None:
     return None
 
 
-FEW = list(BUGS)[:1]
-"""Those that the small tiers plant."""
-PLANTED = list(BUGS) if runs("all") else FEW
-
-
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_caught(name: str) -> None:
     """A check that never failed proves nothing."""
     found = forks.call(lambda: hunt(BUGS[name]), patience=120)

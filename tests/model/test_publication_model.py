@@ -243,6 +243,7 @@ def without_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "bug", [by_the_wall_clock, without_topics, without_counters, without_refusals]
 )

@@ -110,6 +110,7 @@ BUGS = {
 }
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("bug", list(BUGS))
 def test_a_race_that_is_planted_is_found(bug):
     """The check finds it at one of the lines."""
