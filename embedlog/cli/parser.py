@@ -132,13 +132,27 @@ _Parser = Any  # argparse has no public type for groups of commands or of option
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors say what may have been meant."""
+    """A parser whose errors say what may have been meant.
+
+    It is set up when it is first used: argparse looks for translations of three words in files
+    for each parser, and there is one for each command.
+    """
 
     verbs: Any = None
     """The action with the commands that this command consists of, by name in ``choices``."""
 
     words = ""
     """The words of a command that does something, until its options are there."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        settings = self.__dict__.pop("_settings", None)
+        if settings is None:
+            raise AttributeError(name)
+        super().__init__(**settings)
+        return getattr(self, name)
 
     def load(self) -> None:
         """Add the options of the command, whose module is imported for it."""
@@ -151,7 +165,8 @@ class CommandParser(argparse.ArgumentParser):
             add_flag(self, "--json", json, default=argparse.SUPPRESS)
             add_flag(self, "--must-exist", _MUST_EXIST, default=argparse.SUPPRESS)
             module, name = _function(words)
-            self.set_defaults(run=getattr(module, name, None) or getattr(module, f"{name}_"))
+            run = getattr(module, name, None) or getattr(module, f"{name}_")
+            self.set_defaults(parser=self, run=run)
             add = getattr(module, f"{name}_options", None)
             if add is not None:
                 add(self)
@@ -278,7 +293,6 @@ def _add(commands: _Parser, name: str, about: str) -> CommandParser:
         formatter_class=_formatter,
         allow_abbrev=False,
     )
-    command.set_defaults(parser=command)
     return command
 
 
