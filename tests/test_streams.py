@@ -211,6 +211,15 @@ def test_static_streams_have_instance_ids_of_their_own(shared):
         assert names == ["host-t-0", "host-t-1"]
 
 
+@pytest.mark.parametrize("create", [{}, {"allow_auto_create_topics": True}])
+def test_streams_create_topics_if_the_consumer_does(shared, create):
+    """E19: only if the program said so."""
+    with reader(shared, **create) as consumer:
+        consumer.create_message_streams({"new": 1})
+
+    assert ("new" in shared.topics()) is bool(create)
+
+
 @pytest.mark.parametrize("count", [0, -1, True, "2"])
 def test_a_number_of_streams_below_one_is_refused(shared, count):
     """No stream joins the group."""

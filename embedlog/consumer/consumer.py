@@ -987,8 +987,10 @@ class Consumer(Generic[K_co, V_co]):
                     for number in range(count):
                         # Each member needs a different `group_instance_id`.
                         name = None if instance_id is None else f"{instance_id}-{topic}-{number}"
-                        config = self.config.changed({"group_instance_id": name})
-                        created.append(Consumer(self._root, topic, **config.overrides()))
+                        config = self.config.changed({"group_instance_id": name}).overrides()
+                        if self._create:  # which is the default, but not said
+                            config["allow.auto.create.topics"] = True
+                        created.append(Consumer(self._root, topic, **config))
                         streams[topic].append(created[-1])
                 # Three rounds: the first streams release what they acquired while they were
                 # alone, and only then the last ones can acquire it.
