@@ -535,7 +535,8 @@ def test_records_that_cannot_be_encoded_for_long_are_logged_once(root, warnings,
     def held(topic):
         raise LockTimeoutError("The catalogue is held", path="locks/state")
 
-    with Producer(root, retry_backoff_ms=5) as producer:
+    # It lingers until the catalogue is held, however slow the machine is.
+    with Producer(root, retry_backoff_ms=5, linger_ms=int(patient(100))) as producer:
         future = producer.send("one", b"v")
         root.create_topic("other", 1, TopicConfig())
         ensure_topic, root.ensure_topic = root.ensure_topic, held
