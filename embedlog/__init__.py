@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from embedlog.registry.avro_serializers import AvroDeserializer, AvroSerializer
     from embedlog.registry.schema_registry import RegisteredSchema, SchemaRegistry
     from embedlog.retry import Retry
+    from embedlog.share.share_consumer import ShareConsumer
+    from embedlog.share.stored_records import ShareRecord
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.splits.split import Split
 
@@ -83,6 +85,8 @@ _NAMES = {
     "registry.avro_serializers": "AvroDeserializer AvroSerializer",
     "registry.schema_registry": "RegisteredSchema SchemaRegistry",
     "retry": "Retry",
+    "share.share_consumer": "ShareConsumer",
+    "share.stored_records": "ShareRecord",
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -112,6 +116,8 @@ __all__ = [
     "Replicas",
     "Retry",
     "SchemaRegistry",
+    "ShareConsumer",
+    "ShareRecord",
     "Snapshot",
     "Snapshots",
     "Split",

@@ -383,6 +383,16 @@ class OffsetMetadataTooLargeError(EmbedlogError, ValueError):
     """
 
 
+class InvalidRecordStateError(EmbedlogError):
+    """A share consumer does not hold the locks of records that it acknowledges: they have ended.
+
+    ``offsets`` are those of the records, which others get, or have got.  A retry does not help; the
+    other records of the same call are acknowledged.
+    """
+
+    offsets: tuple[int, ...] = ()
+
+
 class NonEmptyGroupError(EmbedlogError):
     """A group with members cannot be deleted, and its offsets cannot be reset.
 

@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from embedlog import assignor, kv
 from embedlog.assignor import Assignor
 from embedlog.catalog import Catalog, TopicInfo
+from embedlog.config import ShareGroupConfig
 from embedlog.display import plural
 from embedlog.errors import (
     CommitFailedError,
@@ -38,12 +39,13 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.groups import membership, offsets, ownership
-from embedlog.groups.membership import GROUPS, MemberInfo, Membership
+from embedlog.groups import membership, offsets, ownership, share_state
+from embedlog.groups.membership import CONSUMER, GROUPS, SHARE, MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends, PendingOffsetsError
 from embedlog.groups.ownership import NO_START, OWNERS, PartitionOwner
+from embedlog.groups.share_state import ShareState
 from embedlog.hints import Hint
-from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
+from embedlog.keyspace import GROUP_CONFIGS, GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.lazy import logging
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -52,6 +54,10 @@ T = TypeVar("T")
 Step = Callable[[kv.Txn, Membership], T]
 Partitions = Iterable[TopicPartition]
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
+
+SHARE_MARK = b'"kind":"share"'
+"""In the document of a share group."""
+_FOREVER_MS = (1 << 63) - 1
 
 _MEMBER_ERRORS = (
     CommitFailedError,
@@ -100,6 +106,8 @@ class GroupSnapshot(NamedTuple):
     committed: dict[TopicPartition, CommittedOffset]
     ends: dict[TopicPartition, tuple[int, int]]
     """Start and end of each partition that is owned or has a position, unless unknown."""
+    shares: dict[TopicPartition, ShareState] | None
+    """The state of each partition in a share group; None of other groups."""
 
 
 class Group:
@@ -114,6 +122,8 @@ class Group:
     Raises:
         InvalidGroupIdError: The name is not valid.
     """
+
+    kind = CONSUMER
 
     def __init__(
         self, context: GroupContext, name: str, ends: Ends, uptime: Callable[[], int] | None = None
@@ -155,7 +165,7 @@ class Group:
             commits = checkpointed if group is None else offsets.of_group(txn, self.key)
             if group is None and not commits:
                 return None
-            group = group or Membership()
+            group = group or Membership(kind=kind_of(commits))
             group.remove(dead | self._expired_members(txn, now_ms), self.context.clock())
             owners = {
                 ownership.topic_partition(row_key, owner): owner.member
@@ -163,10 +173,15 @@ class Group:
                 if owner.member in group.members and ownership.topic_id(row_key) in names
             }
             committed: dict[TopicPartition, CommittedOffset] = {}
+            shares: dict[TopicPartition, ShareState] = {}
             for partition_key, offset in commits.items():
                 topic_id, partition = PARTITION_KEY.unpack(partition_key)
                 if topic_id in names:
-                    committed[TopicPartition(names[topic_id], partition)] = offset
+                    tp, position = TopicPartition(names[topic_id], partition), offset.position
+                    if group.kind == SHARE:
+                        shares[tp] = ShareState(position.offset, position.metadata)
+                        offset = offset._replace(position=position._replace(metadata=""))
+                    committed[tp] = offset
             ends = {
                 tp: self.ends(txn, topics[tp.topic].key(tp.partition))
                 for tp in sorted(committed.keys() | owners.keys())
@@ -181,6 +196,7 @@ class Group:
                 owners=dict(sorted(owners.items())),
                 committed=dict(sorted(committed.items())),
                 ends={tp: bounds for tp, bounds in ends.items() if bounds is not None},
+                shares=shares if group.kind == SHARE else None,
             )
 
         snapshot = self.context.live.read(step)
@@ -202,12 +218,29 @@ class Group:
         Raises:
             InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
         """
+        self._check_kind(group, begin=not self._has_offsets(txn))
         replaced = group.admit(info, max_members)
         if replaced is not None:
             MEMBER_DEADLINES.delete(txn, self.key, replaced.id)
             ownership.hand_over(txn, self.key, replaced.id, info.id)
-        MEMBER_DEADLINES.put(txn, self.key, info.id, value=self.uptime() + info.session_ms)
+        until_ms = self.uptime() + info.session_ms if info.session_ms else _FOREVER_MS
+        MEMBER_DEADLINES.put(txn, self.key, info.id, value=until_ms)
         return replaced
+
+    def _check_kind(self, group: Membership, *, begin: bool = False) -> None:
+        """Raise unless the group is one of this kind; if it may ``begin``, an empty one becomes it.
+
+        Raises:
+            InconsistentGroupProtocolError: It is one of the other kind.
+        """
+        if begin and not group.members:
+            group.become(self.kind)
+        if group.kind != self.kind:
+            raise InconsistentGroupProtocolError(
+                f"The group is a {group.kind} group, not a {self.kind} group",
+                group=self.name,
+                todo="Use another group, or delete this one first.",
+            )
 
     def remove_dead_members(self, exclude: str | None = None) -> list[str]:
         """Remove members whose process died or whose session is over; return their ids.
@@ -264,11 +297,13 @@ class Group:
 
     def _is_dead(self, info: MemberInfo) -> bool:
         """Return whether a dynamic member no longer holds the lock that it holds for life."""
-        if info.instance_id is not None:
-            return False
+        return info.instance_id is None and self.is_free(info.lock)
+
+    def is_free(self, path: str) -> bool:
+        """Return whether no living member holds the lock of a file."""
         files = self.context.files
         try:
-            lock = files.open(info.lock)
+            lock = files.open(path)
         except StorageError as error:
             return error.missing
         try:
@@ -379,6 +414,7 @@ class Group:
         rows = self.encode(positions)
 
         def step(txn: kv.Txn, group: Membership) -> None:
+            self._check_kind(group)
             self._check_no_members(group)
             offsets.put(txn, self.key, rows)
 
@@ -386,16 +422,19 @@ class Group:
         self.checkpoint(timeout=timeout)
 
     def announce(
-        self, member: ConsumerGroupMetadata, partitions: Collection[bytes], number: int
-    ) -> None:
+        self, member: ConsumerGroupMetadata, rows: dict[bytes, bytes], number: int
+    ) -> dict[bytes, bytes]:
         """Check that a member may commit offsets with a publication, and note that it will.
 
         From then on nobody takes one of the partitions over before the publication is decided.
 
         Args:
             member: Who commits, as of when it read the records.
-            partitions: The keys of the partitions.
+            rows: As `encode` returns them.
             number: Of the publication.
+
+        Returns:
+            The rows to commit.
 
         Raises:
             CommitFailedError: It is no member, or lost a partition; or it says that it is no
@@ -403,11 +442,12 @@ class Group:
         """
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            self._check_committer(txn, group, member, partitions)
-            offsets.check_written(txn, self.key, partitions)
-            offsets.note(txn, self.key, partitions, number)
+            self._check_committer(txn, group, member, rows)
+            offsets.check_written(txn, self.key, rows)
+            offsets.note(txn, self.key, rows, number)
 
         self.update_without_dead_members(step)
+        return rows
 
     def commit_with(
         self,
@@ -448,7 +488,8 @@ class Group:
         self, txn: kv.Txn, member: ConsumerGroupMetadata, partitions: Collection[bytes]
     ) -> bool:
         """Whether the rows of a group show that `_check_committer` would pass."""
-        if txn.get(self._document) is None:
+        document = txn.get(self._document)
+        if document is None or SHARE_MARK in document:
             return False
         if not member.member_id:
             return not MEMBER_DEADLINES.any(txn, self.key)
@@ -467,6 +508,7 @@ class Group:
         member: ConsumerGroupMetadata,
         partitions: Collection[bytes],
     ) -> None:
+        self._check_kind(group)
         if not member.member_id:
             self._check_no_members(group)
             return
@@ -523,6 +565,7 @@ class Group:
         dead, now_ms = self._dead_members(), self.uptime()
 
         def step(txn: kv.Txn, group: Membership) -> dict[TopicPartition, int]:
+            self._check_kind(group)
             if set(group.members) - dead - self._expired_members(txn, now_ms):
                 return {}
             ahead = {}
@@ -575,16 +618,43 @@ class Group:
 
     # Administration
 
+    def config(self) -> ShareGroupConfig:
+        """Return the settings of the group, if it is a share group."""
+        return ShareGroupConfig.parse(GROUP_CONFIGS.get(self.context.state, self.key) or {})
+
+    def alter(self, changes: Mapping[str, object]) -> ShareGroupConfig:
+        """Change settings of a share group, durably; None resets one.
+
+        Raises:
+            InvalidConfigError: A setting is unknown, or has no such value; nothing was changed.
+        """
+
+        def step(txn: kv.Txn) -> ShareGroupConfig:
+            before = ShareGroupConfig.parse(GROUP_CONFIGS.get(txn, self.key) or {})
+            config = before.changed(changes)
+            GROUP_CONFIGS.put(txn, self.key, value=config.overrides())
+            return config
+
+        config = self.context.state.write(step)
+        self.context.wake.advance()
+        return config
+
     def reset(self, positions: Positions) -> None:
         """Commit positions for a group without members; durable when this returns.
 
         Raises:
             NonEmptyGroupError: The group has members, which would not notice.
         """
-        rows = self.encode(positions)
+        rows, now_ms = self.encode(positions), self.context.clock()
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "reset its offsets")
+            if group.kind == SHARE:
+                fresh = (
+                    position._replace(metadata=share_state.PREFIX)
+                    for position in positions.values()
+                )
+                rows.update(zip(rows, (offsets.pack(each, now_ms) for each in fresh), strict=True))
             offsets.put(txn, self.key, rows)
 
         self.update_without_dead_members(step)
@@ -638,6 +708,8 @@ class Group:
 
         self.update_without_dead_members(step)
         self._delete_if_unused()
+        if GROUP_CONFIGS.exists(self.context.state, self.key):
+            self.context.state.write(lambda txn: GROUP_CONFIGS.delete(txn, self.key))
 
     def _delete_if_unused(self) -> None:
         def step(txn: kv.Txn) -> None:
@@ -683,7 +755,8 @@ class Group:
             stored = GROUPS.get(txn, self.key)
             if stored is None:
                 offsets.adopt(txn, self.key, checkpointed, self.ends)
-            group = stored or Membership(emptied_ms=self.context.clock())
+            kind = kind_of(checkpointed)
+            group = stored or Membership(emptied_ms=self.context.clock(), kind=kind)
             version = group.version
             result = step(txn, group)
             changed = group.version != version
@@ -728,6 +801,12 @@ class Group:
         )
 
 
+def kind_of(commits: Mapping[bytes, CommittedOffset]) -> str:
+    """Return the kind of the group that has committed these offsets."""
+    is_share = any(share_state.is_share(each.position.metadata) for each in commits.values())
+    return SHARE if is_share else CONSUMER
+
+
 def _subscribed_topics(group: Membership, catalog: Mapping[str, TopicInfo]) -> membership.Topics:
     """Return the topics that members subscribe to and that exist."""
     names = sorted(group.subscribed & catalog.keys())
@@ -738,6 +817,8 @@ def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
     """Return Kafka's name for the state of a group."""
     if not group.members:
         return "Empty"
+    if group.kind == SHARE:
+        return "Stable"
     if not group.target_is_current:
         return "PreparingRebalance"
     target = {tp: member for member, partitions in group.target.items() for tp in partitions}

@@ -521,6 +521,13 @@ OFFSET_CHECKPOINTS = Table[Any](
     "An offset that a group committed, as of the last checkpoint",
     optional=True,
 )
+GROUP_CONFIGS = Table[Any](
+    "7",
+    "group: text",
+    "fields: JSON",
+    "The settings of a share group, without defaults",
+    optional=True,
+)
 REPORTED_TOPICS = Table[Any](
     "A",
     "topic_id: u64",

@@ -39,7 +39,7 @@ FLOORS = (
     {"root"},
     {"registry", "replication", "snapshots", "dead_letter_queue"},
     {"retention", "compaction", "producer", "consumer", "audit"},
-    {"maintenance", "convert", "workers"},
+    {"maintenance", "convert", "share", "workers"},
     {"mirrors"},
     {"api"},
     {"spark", "cli", "testing", "kafka", "opentelemetry"},

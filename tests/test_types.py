@@ -241,7 +241,8 @@ DIR = {
         aclose alter_topic at audit backup clone close consumer convert create_partitions
         create_topic
         dead_letters delete_records delete_topic describe_topic durability flush groups housekeeping
-        metrics mirrors partition path producer prometheus replicas report schema_registry snapshot
+        metrics mirrors partition path producer prometheus replicas report schema_registry
+        share_consumer snapshot
         snapshots sql topic topics transaction
     """,
     "housekeeping": """
@@ -267,7 +268,12 @@ DIR = {
         to_arrow to_pandas to_polars
     """,
     "group": """
-        delete delete_offsets describe lag members name remove_members reset_offsets state
+        alter config delete delete_offsets describe lag members name remove_members reset_offsets
+        state
+    """,
+    "share": """
+        aclose acknowledge acquisition_lock_timeout_ms close commit getmany getone
+        metrics poll set_acknowledgement_commit_callback subscribe subscription unsubscribe wakeup
     """,
     "producer": """
         abort_transaction aclose aflush append_table begin_transaction close commit_offsets
@@ -308,6 +314,7 @@ def test_dir_lists_what_programs_may_use(tmp_path):
                 "group": group,
                 "producer": producer,
                 "consumer": consumer,
+                "share": log.share_consumer("t", group="s"),
                 "run": run,
                 "schemas": log.schema_registry,
                 "housekeeping": log.housekeeping,

@@ -18,7 +18,9 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group, GroupSnapshot, group_ids
+from embedlog.groups.membership import CONSUMER, SHARE
 from embedlog.groups.offsets import CommittedOffset, check_group_id
+from embedlog.groups.share_state import ACQUIRED, ARCHIVING, AVAILABLE
 from embedlog.listeners import GROUP, Client
 from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
     from embedlog.api.reset_offsets import OffsetChange, OffsetResetResult, PartitionToReset, To
+    from embedlog.config import ShareGroupConfig
 
 T = TypeVar("T")
 
@@ -72,6 +75,8 @@ class PartitionDescription(NamedTuple):
     """The time of the commit, in milliseconds since 1970."""
     member_id: str | None
     """The member that owns the partition."""
+    in_flight: int | None = None
+    """In a share group: how many records are delivered, or must be again, and are not done."""
 
 
 class GroupDescription(NamedTuple):
@@ -83,6 +88,8 @@ class GroupDescription(NamedTuple):
     assignor: str | None
     members: tuple[MemberDescription, ...]
     partitions: tuple[PartitionDescription, ...]
+    kind: str = CONSUMER
+    """``"consumer"`` or ``"share"``."""
 
     @property
     def lag(self) -> int:
@@ -98,6 +105,11 @@ class GroupDescription(NamedTuple):
         # Their lag is unknown, not 0.
         if without := sum(partition.lag is None for partition in self.partitions):
             lag += f" ({without} without a commit)"
+        if self.kind == SHARE:
+            in_flight = sum(partition.in_flight or 0 for partition in self.partitions)
+            return (
+                f"{self.group}: share group, {self.state}, {members}, {lag}, {in_flight} in flight"
+            )
         return f"{self.group}: {self.state}, generation {self.generation}{by}, {members}, {lag}"
 
     def to_dict(self) -> dict[str, object]:
@@ -108,6 +120,7 @@ class GroupDescription(NamedTuple):
             member["partitions"] = [partition._asdict() for partition in member["partitions"]]
         return {
             "group": self.group,
+            "kind": self.kind,
             "state": self.state,
             "generation": self.generation,
             "assignor": self.assignor,
@@ -232,6 +245,7 @@ class ConsumerGroup:
             assignor=snapshot.assignor,
             members=tuple(_members(snapshot)),
             partitions=tuple(partitions),
+            kind=CONSUMER if snapshot.shares is None else SHARE,
         )
 
     def _describe_partition(
@@ -248,9 +262,13 @@ class ConsumerGroup:
             lag = lag_ms = max(ends[1] - offset, 0)
             if lag:
                 lag_ms = self._age(partition, max(offset, ends[0])) if ages else None
-        owner = snapshot.owners.get(partition)
+        owner, in_flight = snapshot.owners.get(partition), None
+        share = (snapshot.shares or {}).get(partition)
+        if share is not None:
+            in_flight = share.count(AVAILABLE, ACQUIRED, ARCHIVING)
+            lag = max(ends[1] - share.end, 0) + in_flight
         return PartitionDescription(
-            *partition, offset, *ends, lag, lag_ms, metadata, committed_ms, owner
+            *partition, offset, *ends, lag, lag_ms, metadata, committed_ms, owner, in_flight
         )
 
     def _age(self, partition: TopicPartition, offset: int) -> int | None:
@@ -262,6 +280,30 @@ class ConsumerGroup:
         return None if record is None else max(self._root.clock() - record.timestamp, 0)
 
     # Change
+
+    @property
+    def config(self) -> ShareGroupConfig:
+        """The settings of a share group; see `alter`."""
+        return self._group().config()
+
+    def alter(self, changes: Mapping[str, object]) -> ShareGroupConfig:
+        """Change settings of a share group, durably; its consumers follow at once.
+
+        >>> import embedlog, tempfile
+        >>> with embedlog.open(tempfile.mkdtemp()) as log:
+        ...     log.groups["workers"].alter({"share.delivery.count.limit": 3}).overrides()
+        {'share.delivery.count.limit': 3}
+
+        Args:
+            changes: Settings of `embedlog.config.ShareGroupConfig`, in either spelling; None resets
+                one to its default.
+
+        Raises:
+            InvalidConfigError: A setting is unknown or invalid; nothing was changed.
+            ReadOnlyError: The log was opened with ``mode="r"``.
+        """
+        self._root.context.check_writable()
+        return self._group().alter(changes)
 
     def reset_offsets(
         self,

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         ConsumerOptions,
         MaintenanceOptions,
         ProducerOptions,
+        ShareConsumerOptions,
         TopicOptions,
     )
     from embedlog.consumer.consumer import Consumer
@@ -86,11 +87,14 @@ if TYPE_CHECKING:
     from embedlog.root.verify import Finding
     from embedlog.schemas.infer import SchemaLike
     from embedlog.schemas.topic_schema import TopicSchema
+    from embedlog.share.share_consumer import ShareConsumer
     from embedlog.snapshots.backup import BackupResult
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.times import When
 
-Client = TypeVar("Client", bound="Producer[Any, Any] | Consumer[Any, Any]")
+Client = TypeVar(
+    "Client", bound="Producer[Any, Any] | Consumer[Any, Any] | ShareConsumer[Any, Any]"
+)
 _logger = logging.getLogger("embedlog.api")
 _HINTS = {
     "create_topics": "call log.create_topic(name, partitions, config) for each",
@@ -771,6 +775,18 @@ class Log:
         from embedlog.consumer.consumer import Consumer
 
         return self._adopt(Consumer(self.root, *topics, **config), "consumer")
+
+    def share_consumer(
+        self, *topics: str, group: str, **config: Unpack[ShareConsumerOptions[K, V]]
+    ) -> ShareConsumer[K, V]:
+        """Return a consumer of a share group: records one by one, to any number of consumers.
+
+        Its settings are those of `embedlog.config.ShareConsumerConfig`, and of consumers;
+        ``log.groups[group].alter`` sets those of the group.
+        """
+        from embedlog.share.share_consumer import ShareConsumer
+
+        return self._adopt(ShareConsumer(self.root, *topics, group=group, **config), "consumer")
 
     def _adopt(self, client: Client, kind: str) -> Client:
         """Close a producer or consumer with this log, and include it in its metrics."""

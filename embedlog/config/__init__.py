@@ -8,8 +8,8 @@ changes.
 
 from __future__ import annotations
 
-from embedlog.config.consumer import ConsumerConfig
-from embedlog.config.group import GroupConfig
+from embedlog.config.consumer import ConsumerConfig, ShareConsumerConfig
+from embedlog.config.group import BY_DURATION, GroupConfig, ShareGroupConfig
 from embedlog.config.maintenance import MaintenanceConfig
 from embedlog.config.network import describe_network_settings
 from embedlog.config.producer import ProducerConfig
@@ -17,12 +17,15 @@ from embedlog.config.topic import TopicConfig
 from embedlog.config.values import INT_MAX, LONG_MAX
 
 __all__ = [
+    "BY_DURATION",
     "INT_MAX",
     "LONG_MAX",
     "ConsumerConfig",
     "GroupConfig",
     "MaintenanceConfig",
     "ProducerConfig",
+    "ShareConsumerConfig",
+    "ShareGroupConfig",
     "TopicConfig",
     "describe_network_settings",
 ]

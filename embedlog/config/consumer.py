@@ -111,3 +111,15 @@ class ConsumerConfig(Settings):
             self._contradict("heartbeat_interval_ms", "must be less than", "session_timeout_ms")
         if self.group_instance_id is not None and self.group_id is None:
             self._contradict("group_instance_id", "needs a group, but there is", "group_id")
+
+
+class ShareConsumerConfig(Settings):
+    """The settings that only share consumers have; the others are those of a `ConsumerConfig`."""
+
+    share_acknowledgement_mode: Literal["implicit", "explicit"] = choice("implicit", "explicit")
+    """``implicit``: records are accepted when more are asked for, unless the program says
+    otherwise; ``explicit``: the program acknowledges each before it asks for more."""
+    share_acquire_mode: Literal["batch_optimized", "record_limit"] = choice(
+        "batch_optimized", "record_limit"
+    )
+    """Both are ``record_limit``: a poll never returns more than ``max_poll_records``."""

@@ -187,6 +187,56 @@ class ConsumerOptions(GroupOptions[K, V], total=False):
     """Iteration ends if no record comes for this long; None waits without a limit."""
 
 
+class _ReadingOptions(TypedDict, Generic[K, V], total=False):
+    """The settings of consumers that share consumers have, too."""
+
+    max_poll_records: int | None
+    """Return at most this many records from one ``poll``."""
+    fetch_min_bytes: int | None
+    """Wait for at least this many bytes."""
+    fetch_max_bytes: int | None
+    """Read at most this much at once, but at least one batch."""
+    fetch_max_wait_ms: int | None
+    """How long to wait for ``fetch_min_bytes``."""
+    max_partition_fetch_bytes: int | None
+    """Read at most this much of one partition at once, but at least one batch."""
+    key_deserializer: Deserializer[K] | SerializerName | None
+    """Converts bytes to keys; None uses the serializer of the topic, and ``"bytes"`` none."""
+    value_deserializer: Deserializer[V] | SerializerName | None
+    """Converts bytes to values, likewise."""
+    allow_pickle: bool | None
+    """Whether a deserializer, or that of a topic, may be ``"pickle"``, which can run any code."""
+    check_crcs: bool | None
+    """Verify the checksum of every column that is read."""
+    isolation_level: Literal["read_uncommitted", "read_committed"] | None
+    """Both are kept: unpublished records are never visible."""
+    metadata_max_age_ms: int | None
+    """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
+    request_timeout_ms: int | None
+    """How long a commit waits for its lock, unless the ``lock_timeout`` of the log is less."""
+    default_api_timeout_ms: int | None
+    """The same, for a commit without a ``timeout_ms``; the shortest of the three counts."""
+    retry_backoff_ms: int | None
+    """How long to wait before a retry."""
+    client_id: str | None
+    """A name for display."""
+    strict: bool | None
+    """embedlog's own: refuse settings for connections to brokers, such as ``bootstrap_servers``,
+    which are otherwise ignored with one line in the log of the program."""
+    consumer_timeout_ms: float | None
+    """Iteration ends if no record comes for this long; None waits without a limit."""
+
+
+class ShareConsumerOptions(_ReadingOptions[K, V], total=False):
+    """The settings of a share consumer."""
+
+    share_acknowledgement_mode: Literal["implicit", "explicit"] | None
+    """``implicit``: records are accepted when more are asked for, unless the program says
+    otherwise; ``explicit``: the program acknowledges each before it asks for more."""
+    share_acquire_mode: Literal["batch_optimized", "record_limit"] | None
+    """Both are ``record_limit``: a poll never returns more than ``max_poll_records``."""
+
+
 class _UnderscoredTopicOptions(TypedDict, total=False):
     """The settings of a topic, with underscores."""
 

@@ -28,11 +28,11 @@ class Settings:
     """
 
     __settings__: ClassVar[dict[str, Setting]]
-    """Those that a config declares; an object has only those that it was given."""
+    """Those that a config and its bases declare; an object has only those that it was given."""
 
     def __init_subclass__(cls) -> None:
         declared = {name: each for name, each in vars(cls).items() if isinstance(each, Setting)}
-        cls.__settings__ = declared
+        cls.__settings__ = {**getattr(cls, "__settings__", {}), **declared}
         for name, setting in declared.items():
             setattr(cls, name, setting.default)
 

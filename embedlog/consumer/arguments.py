@@ -22,7 +22,7 @@ class SingleThreadGuard:
     def __init__(self) -> None:
         self._lock = new_lock()
         self.closed = False
-        """Set by `Consumer.close`; from then on only the closing thread may enter."""
+        """Set when it is closed; from then on only the closing thread may enter."""
         self._closing_thread: int | None = None
 
     def __enter__(self) -> None:
@@ -53,10 +53,14 @@ class SingleThreadGuard:
             return False
         return True
 
+    def refuse(self) -> None:
+        """Refuse every thread but one that closes the consumer."""
+        self.closed = True
+
     def acquire_to_close(self, timeout: float) -> bool:
         """Wait until no other thread is inside; return False after ``timeout`` seconds.
 
-        Call it after setting `closed`, and `release_closed` at the end.
+        Call it after `refuse`, and `release_closed` at the end.
         """
         if not self._lock.acquire(timeout=timeout):
             return False

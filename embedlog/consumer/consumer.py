@@ -1054,7 +1054,7 @@ class Consumer(Generic[K_co, V_co]):
         with ExitStack() as closing:
             # All callbacks run, the last one first, even if some raise.
             for consumer in (self, *reversed(self._streams)):
-                consumer._guard.closed = True
+                consumer._guard.refuse()
                 closing.callback(consumer._close, autocommit, seconds)
 
     async def aclose(self, autocommit: bool = True) -> None:

@@ -336,6 +336,29 @@ class RecordDecoder:
         assert failure.offset is not None
         return self.run_type(rows, partition, batch, failure.offset)
 
+    def deserialize(
+        self, partition: TopicPartition, stored: Sequence[Record]
+    ) -> Iterator[tuple[Record, Record, RecordDeserializationError | None]]:
+        """Yield each record as it is stored, and deserialized, or why that fails."""
+        deserializers = self.deserializers(partition.topic)
+        if deserializers.key is None and deserializers.value is None:
+            yield from ((record, record, None) for record in stored)
+            return
+        while stored:
+            headers = [record.headers for record in stored]
+            keys, values = [record.key for record in stored], [record.value for record in stored]
+            new_keys, new_values, failed = deserializers.convert(
+                partition.topic, headers, keys, values
+            )
+            for each, key, value in zip(stored, new_keys, new_values, strict=False):
+                yield each, TupleRecord((*each[:5], key, value, *each[7:])), None
+            if failed is None:
+                return
+            row = failed.row
+            error = failed.error(keys[row], values[row], partition, stored[row].offset)
+            yield stored[row], stored[row], error
+            stored = stored[row + 1 :]
+
     def deserializers(self, topic: str) -> Deserializers:
         """Return the deserializers for a topic.
 

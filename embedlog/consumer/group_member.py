@@ -297,6 +297,10 @@ class GroupMember:
             "the records since the last commit again.",
         )
 
+    def is_in_group(self, txn: kv.Txn) -> bool:
+        """Return whether the group has this member, in a transaction of `live`."""
+        return txn.get(self._deadline_key) is not None
+
     def heartbeat(self) -> None:
         """Renew the session; may be called from any thread.
 
@@ -336,6 +340,12 @@ class GroupMember:
             files.close(lock)
         if self.info.instance_id is None:
             self.group.delete_lock_file(self.info.lock)
+
+    def unlock(self) -> None:
+        """Unlock the file, as the end of the process does: the others see a dead member."""
+        lock, self._lock = self._lock, None
+        if lock is not None and self.info.pid == os.getpid():
+            self.group.context.files.close(lock)
 
     def _check_member(self, group: Membership) -> None:
         group.check_member(self.id, self.info.instance_id, self.group.name)

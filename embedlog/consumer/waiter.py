@@ -30,6 +30,10 @@ _LONGEST_SECONDS = 86400.0
 """A timer of a loop may have a limit, as that of asyncio has."""
 
 
+def _never() -> float:
+    return _LONGEST_SECONDS
+
+
 class Waiter:
     """Waits on the log's wake page, which every append of every process advances."""
 
@@ -44,13 +48,20 @@ class Waiter:
         self.wakeup_pending = False
         """Whether `wakeup` was called and no call has raised `WakeupError` since."""
 
-    def repeat(self, step: Callable[[], T], timeout_ms: float | None) -> T:
+    def repeat(
+        self, step: Callable[[], T], timeout_ms: float | None, due_in: Callable[[], float] = _never
+    ) -> T:
         """Repeat a step until it returns something or the time is over.
 
         A waiter joins the wake page and reads its value before the step, so an append
         between the step and the sleep ends the sleep.  The first step runs before joining,
         since a waiter that never sleeps need not join.  After a sleep it stays joined until
         a first step returns something, since most callers that wait soon wait again.
+
+        Args:
+            step: Looks for something.
+            timeout_ms: How long to wait; None waits forever.
+            due_in: Returns after how many seconds to look at the latest.
 
         Raises:
             WakeupError: `wakeup` was called.
@@ -79,7 +90,7 @@ class Waiter:
                 return result
             if self._joined_page is wake:
                 slept = True
-                wake.wait(value, min(left, self._max_sleep_seconds()))
+                wake.wait(value, min(left, self._max_sleep_seconds(), due_in()))
             else:
                 wake.join()
                 self._joined_page = wake

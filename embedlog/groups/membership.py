@@ -21,6 +21,8 @@ from embedlog import keyspace
 from embedlog.errors import FencedInstanceIdError, GroupMaxSizeReachedError, UnknownMemberIdError
 from embedlog.record import TopicPartition
 
+CONSUMER, SHARE = "consumer", "share"
+"""The kinds of groups: one member for each partition, or any number."""
 Topics = dict[str, tuple[int, int]]
 """Topic to its id, which a re-created one does not keep, and its number of partitions."""
 
@@ -39,6 +41,7 @@ class MemberInfo(NamedTuple):
     assignors: tuple[str, ...]
     """The names of the assignors that it supports, in order of preference."""
     session_ms: int
+    """0 if only its lock says whether it lives."""
     joined_ms: int
     user_data: str | None = None
     """What it passes to a custom assignor; bytes as Latin-1, for JSON."""
@@ -57,6 +60,7 @@ class Membership:
     """
 
     def __init__(self, **fields: Any) -> None:
+        self.kind = CONSUMER
         self.version = 0
         """Grows with every change, also of owners; see `touch`."""
         self.generation = 0
@@ -82,6 +86,10 @@ class Membership:
     def touch(self) -> None:
         """Make all members check the group again."""
         self.version += 1
+
+    def become(self, kind: str) -> None:
+        """Change the kind of a group without members and offsets."""
+        self.kind = kind
 
     def admit(self, member: MemberInfo, max_members: int | None = None) -> MemberInfo | None:
         """Add a member; return the member with the same instance id that it replaces.
@@ -160,10 +168,20 @@ class Membership:
         self.touch()
         self.generation += 1
         self.assignor, self.topics, self.target = name, topics, target
+        self._note_begin(topics, newest)
+        self.target_is_current = True
+
+    def begin(self, topics: Topics, newest: int) -> None:
+        """Begin to read topics in a share group, when ``newest`` was the highest topic id."""
+        if topics.items() - self.topics.items():
+            self.touch()
+            self.topics = {**self.topics, **topics}
+            self._note_begin(topics, newest)
+
+    def _note_begin(self, topics: Topics, newest: int) -> None:
         self.newest = newest if self.newest is None else self.newest
         for topic, (_, count) in topics.items():
             self.began.setdefault(topic, count)
-        self.target_is_current = True
 
     # Questions
 

@@ -23,6 +23,8 @@ from embedlog.errors import (
     OffsetMetadataTooLargeError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.groups import share_state
+from embedlog.groups.share_state import ShareState
 from embedlog.keyspace import PARTITION_KEY, ROLLBACK_POINTS, UNSAVED_OFFSETS
 from embedlog.record import OffsetAndMetadata
 
@@ -59,16 +61,19 @@ def encode(position: OffsetAndMetadata, committed_ms: int) -> bytes:
     # kafka-python passes -1 for an unknown epoch.
     if epoch is not None and not _NO_EPOCH <= epoch < 1 << 31:
         raise ValueError(f"leader epoch {epoch} is not in 0 to 2**31 - 1")
+    if share_state.is_share(metadata):
+        raise ValueError(f"metadata must not begin with {share_state.PREFIX!r}, got {metadata!r}")
     if metadata and len(metadata.encode()) > MOST_METADATA_BYTES:
         raise OffsetMetadataTooLargeError(
             f"The metadata of a commit may have at most {MOST_METADATA_BYTES} bytes",
             offset=offset,
             todo="Store the data elsewhere, and commit its name.",
         )
-    return _pack(position, committed_ms)
+    return pack(position, committed_ms)
 
 
-def _pack(position: OffsetAndMetadata, committed_ms: int) -> bytes:
+def pack(position: OffsetAndMetadata, committed_ms: int) -> bytes:
+    """Return the row of a position, which is valid."""
     offset, metadata, epoch = position
     numbers = _NUMBERS.pack(offset, _NO_EPOCH if epoch is None else epoch, committed_ms)
     return numbers + metadata.encode() if metadata else numbers
@@ -81,9 +86,9 @@ def _unpack(row: bytes) -> CommittedOffset:
     return CommittedOffset(OffsetAndMetadata(offset, metadata, leader_epoch), committed_ms)
 
 
-COMMITTED = keyspace.COMMITTED_OFFSETS.coded(lambda committed: _pack(*committed), _unpack)
+COMMITTED = keyspace.COMMITTED_OFFSETS.coded(lambda committed: pack(*committed), _unpack)
 """In `live`."""
-CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(lambda committed: _pack(*committed), _unpack)
+CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(lambda committed: pack(*committed), _unpack)
 """In `state`."""
 
 
@@ -224,14 +229,30 @@ def adopt(txn: kv.Txn, group: bytes, commits: Mapping[bytes, CommittedOffset], e
     for partition, committed in commits.items():
         bounds = ends(txn, partition)
         clamped = committed if bounds is None else _clamped(committed, bounds[1])
+        clamped = _changed_share(clamped, ShareState.forget_boot)
         COMMITTED.put(txn, group, partition, value=clamped)
         if clamped != committed:
             UNSAVED_OFFSETS.put(txn, group, partition, value=None)
 
 
 def _clamped(committed: CommittedOffset, end: int) -> CommittedOffset:
+    if share_state.is_share(committed.position.metadata):
+        return _changed_share(committed, lambda state: state.clip(end))
     position = committed.position
     return committed._replace(position=position._replace(offset=min(position.offset, end)))
+
+
+def _changed_share(
+    committed: CommittedOffset, change: Callable[[ShareState], None]
+) -> CommittedOffset:
+    """Return the state of a partition in a share group after a change; others as they are."""
+    position = committed.position
+    if not share_state.is_share(position.metadata):
+        return committed
+    state = ShareState(position.offset, position.metadata)
+    change(state)
+    changed = position._replace(offset=state.start, metadata=state.metadata)
+    return committed._replace(position=changed)
 
 
 def clamp(state: kv.Store, partition: bytes, end: int) -> None:
@@ -244,10 +265,10 @@ def clamp(state: kv.Store, partition: bytes, end: int) -> None:
 
     def step(txn: kv.Txn) -> Unsaved:
         return {
-            (group, partition): _clamped(committed, end)
+            (group, partition): after
             for group, committed in in_partition(CHECKPOINTS, txn, partition).items()
             # A damaged row is reported to the next user of the group; the partition is fine.
-            if committed is not None and committed.position.offset > end
+            if committed is not None and (after := _clamped(committed, end)) != committed
         }
 
     clamped = state.read(step)
@@ -392,13 +413,19 @@ def note(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) ->
         PENDING.put(txn, group, partition, value=Note(number))
 
 
-def commit(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) -> None:
+def commit(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes], number: int) -> None:
     """Commit the offsets of a publication that was flushed, in `state`, with their checkpoints.
+
+    Args:
+        txn: A transaction of `state`.
+        group: The group.
+        rows: The rows of the offsets, by partition.
+        number: Of the publication.
 
     Raises:
         CommitFailedError: It was dropped since: a member took over, or somebody else committed.
     """
-    for partition in partitions:
+    for partition, row in rows.items():
         entry = JOURNAL.get(txn, group, partition)
         if entry is None or entry.number != number:
             raise CommitFailedError(
@@ -407,8 +434,8 @@ def commit(txn: kv.Txn, group: bytes, partitions: Iterable[bytes], number: int) 
                 group=group.decode(),
                 todo="Begin again at the committed offsets.",
             )
-        JOURNAL.put(txn, group, partition, value=entry._replace(committed=True))
-        CHECKPOINTS.put(txn, group, partition, value=_unpack(entry.row))
+        JOURNAL.put(txn, group, partition, value=entry._replace(committed=True, row=row))
+        CHECKPOINTS.put(txn, group, partition, value=_unpack(row))
 
 
 def journaled(txn: kv.Txn, group: bytes, number: int) -> dict[bytes, bytes]:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from embedlog.config.options import ProducerOptions
     from embedlog.producer.table_rows import ArrowArray, ArrowStream
     from embedlog.producer.transactions import GroupConsumer, Transactions
+    from embedlog.publish.transaction import GroupOffsets
 
 _HINTS = {
     "produce": "call send(topic, value, key=...)",
@@ -643,6 +644,11 @@ class Producer(Generic[K, V]):
         """
         with self._fencing() as transactions:
             transactions.add_offsets(*consumer._offsets_for_transaction(offsets))
+
+    def _commit_for_group(self, offsets: GroupOffsets) -> None:
+        """Have a share group change the states of records with the transaction."""
+        with self._fencing() as transactions:
+            transactions.commit_for_group(offsets)
 
     def send_offsets_to_transaction(
         self,

@@ -211,6 +211,12 @@ class Transactions:
             if client is not None:
                 self._consumers.add(client)
 
+    def commit_for_group(self, offsets: GroupOffsets) -> None:
+        """Have a group change its rows with the transaction, as `GroupOffsets` say."""
+        with self._lock:
+            self.check(begun=True)
+            self._offsets = offsets
+
     def commit(self) -> None:
         """Make all of the transaction visible; after a failure it may be repeated.
 

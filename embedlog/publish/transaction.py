@@ -503,8 +503,10 @@ def _carry_out(
             entries[plan.log.key] = entry._replace(
                 state=journal.COMMITTED, files=(), after=after.pack(), entries=index.pack(indexed)
             )
+        group, rows = b"", dict[bytes, bytes]()
         if offsets is not None:
-            offsets.group.announce(offsets.member, offsets.rows, number)
+            group = offsets.group.key
+            rows = offsets.group.announce(offsets.member, offsets.rows, number)
             # Their checkpoints must not be ahead of what earlier transactions wrote.
             context.take_checkpoint(context)
         producers = {plan.log.key: plan.log.remembered_producers() for plan in plans if synced}
@@ -522,12 +524,11 @@ def _carry_out(
             for plan in plans:
                 _put_partition(txn, plan, entries[plan.log.key], producers.get(plan.log.key))
             if offsets is not None:
-                group_offsets.commit(txn, offsets.group.key, offsets.rows, number)
+                group_offsets.commit(txn, group, rows, number)
             return None
 
         before = context.state.write(commit)
         if before is None:
-            group, rows = (offsets.group.key, offsets.rows) if offsets is not None else (b"", {})
             moved = entries.items(), number, group, rows
             context.live.write(lambda txn: journal.make_visible(txn, *moved))
             return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from embedlog.callbacks import check_ran
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.consumer import Consumer
-from embedlog.consumer.deserialize import RecordDecoder, TupleRecord
+from embedlog.consumer.deserialize import RecordDecoder
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.dead_letter_queue import Failure, letter
 from embedlog.errors import (
@@ -172,7 +172,8 @@ class RecordWorker(ConsumerRebalanceListener):
         """Yield polled records, deserialized, and with the time before which they must wait."""
         handling, now_ms = self._handling, self._root.clock()
         waits = handling.delay > 0 or handling.not_before is not None
-        for stored, record, error in self._deserialized(partition.key, polled):
+        error: Exception | None
+        for stored, record, error in self._decoder.deserialize(partition.key, polled):
             due = 0.0
             if waits and error is None:
                 try:
@@ -192,27 +193,6 @@ class RecordWorker(ConsumerRebalanceListener):
                 time = time.timestamp() * 1000
             due_ms = max(due_ms, 0.0 if time is None else float(time))
         return due_ms
-
-    def _deserialized(
-        self, key: TopicPartition, polled: list[Record]
-    ) -> Iterator[tuple[Record, Record, Exception | None]]:
-        """Yield each record as it is stored, as the handler gets it, and why it cannot."""
-        deserializers = self._decoder.deserializers(key.topic)
-        if deserializers.key is None and deserializers.value is None:
-            yield from ((record, record, None) for record in polled)
-            return
-        while polled:
-            headers = [record.headers for record in polled]
-            keys, values = [record.key for record in polled], [record.value for record in polled]
-            new_keys, new_values, failed = deserializers.convert(key.topic, headers, keys, values)
-            for stored, new_key, new_value in zip(polled, new_keys, new_values, strict=False):
-                yield stored, TupleRecord((*stored[:5], new_key, new_value, *stored[7:])), None
-            if failed is None:
-                return
-            row = failed.row
-            error = failed.error(keys[row], values[row], key, polled[row].offset)
-            yield polled[row], polled[row], error
-            polled = polled[row + 1 :]
 
     # Handling, in the threads or tasks of the runner
 

@@ -18,6 +18,7 @@ from embedlog.config import (
     GroupConfig,
     MaintenanceConfig,
     ProducerConfig,
+    ShareConsumerConfig,
     TopicConfig,
 )
 from embedlog.config.settings import Settings
@@ -38,6 +39,16 @@ CONFIGS = {
 RUN_GROUP_SETS = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 """Settings of consumers that `run_group` has no use for, since it sets them itself."""
 
+_OF_MEMBERS = (
+    *("group_instance_id", "partition_assignment_strategy", "auto_offset_reset"),
+    *("auto_commit_interval_ms", "max_poll_interval_ms", "session_timeout_ms"),
+    *("heartbeat_interval_ms", "exclude_internal_topics", "allow_auto_create_topics"),
+)
+READING = [
+    name for name in ConsumerConfig.__settings__ if name not in (*RUN_GROUP_SETS, *_OF_MEMBERS)
+]
+"""Settings of consumers that share consumers have, too."""
+
 _CODECS = '"none", "gzip", "snappy", "lz4", "zstd"'
 TAKES = {
     ("ProducerOptions", "acks"): 'Literal[0, 1, -1, "all"]',
@@ -46,6 +57,9 @@ TAKES = {
     ("ProducerOptions", "value_serializer"): "Serializer[V] | SerializerName",
     ("ProducerOptions", "partitioner"): 'Literal["round_robin"] | Partitioner',
     ("ConsumerOptions", "consumer_timeout_ms"): "float",
+    ("_ReadingOptions", "consumer_timeout_ms"): "float",
+    ("_ReadingOptions", "key_deserializer"): "Deserializer[K] | SerializerName",
+    ("_ReadingOptions", "value_deserializer"): "Deserializer[V] | SerializerName",
     ("GroupOptions", "key_deserializer"): "Deserializer[K] | SerializerName",
     ("GroupOptions", "value_deserializer"): "Deserializer[V] | SerializerName",
     ("GroupOptions", "partition_assignment_strategy"): "Assignors",
@@ -113,6 +127,18 @@ def render() -> str:
         *_class(
             *("ConsumerOptions", "GroupOptions[K, V], total=False"),
             *("The settings of a consumer.", ConsumerConfig, RUN_GROUP_SETS),
+        ),
+        *_class(
+            *(
+                "_ReadingOptions",
+                generic,
+                "The settings of consumers that share consumers have, too.",
+            ),
+            *(ConsumerConfig, [*READING, "consumer_timeout_ms"]),
+        ),
+        *_class(
+            *("ShareConsumerOptions", "_ReadingOptions[K, V], total=False"),
+            *("The settings of a share consumer.", ShareConsumerConfig),
         ),
         *_both_spellings("TopicOptions", "a topic", TopicConfig),
         *_both_spellings("MaintenanceOptions", "the maintenance jobs", MaintenanceConfig),

@@ -1,0 +1,1 @@
+"""Share groups (KIP-932): records one by one, to any number of consumers."""

@@ -1,0 +1,136 @@
+"""Reads the records at any offsets of a partition, as the members of a share group need them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from copy import copy
+from typing import Any
+
+from embedlog.batch import CONTROL, Batch
+from embedlog.consumer.deserialize import RecordDecoder, RecordRun, TupleRecord
+from embedlog.errors import CorruptBatchError, OffsetOutOfRangeError
+from embedlog.partition import PartitionLog
+from embedlog.partition.reader import PartitionReader
+from embedlog.record import Record, TopicPartition
+
+_MOST_DECODED = 8
+"""Batches that are kept decoded: the next offsets that a member acquires are often in one of them,
+behind some that others have acquired."""
+
+
+class ShareRecord(TupleRecord):
+    """A `Record` that a share group has delivered."""
+
+    delivery_count: int = 1
+    """How often it was delivered, this time included."""
+
+    # What the consumer notes of a record that it has acquired.
+    _key: bytes
+    """That of the partition."""
+    _stop: int
+    """The next offset with a record that was acquired with it."""
+    _until: int
+    """When its lock ends."""
+    _verdict: tuple[int, int] | None = None
+    """What the program does with it, and the milliseconds before it may be delivered again."""
+    _caller: object = None
+    """The task or thread that has it; None before it is returned."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return share_record, (tuple(self), self.delivery_count)
+
+
+def share_record(fields: Iterable[Any], delivery_count: int) -> ShareRecord:
+    """Return the record with these fields that was delivered so often."""
+    record: ShareRecord = ShareRecord(fields)
+    record.delivery_count = delivery_count
+    return record
+
+
+class StoredRecords:
+    """The records of one partition, with keys and values as they are stored.
+
+    Args:
+        log: The partition.
+        decoder: Decodes its batches.
+        max_bytes: About how much to read at once.
+    """
+
+    def __init__(self, log: PartitionLog, decoder: RecordDecoder, max_bytes: int) -> None:
+        self.log, self._decoder, self._max_bytes = log, decoder, max_bytes
+        self.partition = TopicPartition(log.topic, log.partition)
+        self._epoch = -1
+        self._reader: PartitionReader | None = None
+        self._from = 0
+        """The offset at which the batches were read."""
+        self._batches: list[Batch] = []
+        self._decoded: dict[int, Any] = {}
+        """The rows of batches by base offset, those used last at the end."""
+
+    def read(self, first: int, stop: int) -> tuple[list[Record], int]:
+        """Return the records between two offsets, and the offset of the next one, or below it.
+
+        Raises:
+            CorruptBatchError: The first batch is damaged.
+            UnknownTopicOrPartitionError: The topic was deleted.
+        """
+        epoch = self.log.tail().leader_epoch
+        if epoch != self._epoch:
+            # There may be other records since.
+            self._epoch, self._reader, self._batches, self._decoded = epoch, None, [], {}
+        records: list[Record] = []
+        offset = first
+        while offset < stop:
+            try:
+                batch = self._batch_at(offset)
+            except OffsetOutOfRangeError:
+                start = self.log.start_offset()
+                if start <= offset:
+                    break
+                offset = start  # Retention has deleted those below.
+                continue
+            except CorruptBatchError:
+                if records:
+                    break
+                raise
+            if batch is None:
+                break
+            rows = self._rows_of(batch)
+            low, high = (bisect_left(rows.offsets, each) for each in (offset, stop))
+            if low < high:
+                columns = copy(rows)
+                columns.keep(slice(low, high))
+                values = iter(columns.values)
+                records += RecordRun.make_records(columns, values, self.partition, batch)
+            offset = batch.next_offset if high == len(rows.offsets) else rows.offsets[high]
+        return records, offset
+
+    def _batch_at(self, offset: int) -> Batch | None:
+        """Return the batch that holds an offset, or else the next one; None at the end."""
+        if not (self._batches and self._from <= offset < self._batches[-1].next_offset):
+            if self._reader is None or self._reader.offset != offset:
+                self._reader = self.log.reader(offset)
+            self._batches, self._from = [], offset
+            while not self._batches:
+                batches = self._reader.read(self._max_bytes)
+                if not batches:
+                    return None
+                self._batches = [
+                    each for each in batches if each.count and not each.flags & CONTROL
+                ]
+        ends = [batch.next_offset for batch in self._batches]
+        return self._batches[bisect_right(ends, offset)]
+
+    def _rows_of(self, batch: Batch) -> Any:
+        rows = self._decoded.pop(batch.base_offset, None)
+        if rows is None or rows[0] is not batch:
+            typed = self._decoder.deserializers(self.partition.topic).typed
+            rows = (
+                batch,
+                self._decoder.rows_type(batch, batch.base_offset, self._decoder.verify, typed),
+            )
+        self._decoded[batch.base_offset] = rows
+        if len(self._decoded) > _MOST_DECODED:
+            del self._decoded[next(iter(self._decoded))]
+        return rows[1]
