@@ -473,7 +473,9 @@ class ShareConsumer(Generic[K_co, V_co]):
             records = self._read(outcome) if outcome is not None else []
             if self._errors and not records:
                 raise self._errors.popleft()
-            if records or not any(gap.verdict == GAP for _, gap in self._gaps):
+            is_useless = any(gap.verdict == GAP for _, gap in self._gaps)
+            must_reap = bool(self._holders) and monotonic() >= self._reap_at
+            if records or not (is_useless or must_reap):
                 return records
 
     # Steps
@@ -563,6 +565,7 @@ class ShareConsumer(Generic[K_co, V_co]):
         done: dict[TopicPartition, set[int]] = {}
         late: dict[TopicPartition, list[int]] = {}
         results = CommitResults()
+        deleted = {record.topic_partition for record in sent if record._key in outcome.missing}
         for record in sent:
             partition = record.topic_partition
             offset, ranges = record.offset, refused.get(record._key, ())
@@ -577,8 +580,7 @@ class ShareConsumer(Generic[K_co, V_co]):
             if self._held.get(record[:3]) is record:
                 del self._held[record[:3]]
         for partition, offsets in late.items():
-            error: EmbedlogError
-            results[partition] = error = InvalidRecordStateError(
+            error: EmbedlogError = InvalidRecordStateError(
                 f"The locks of {plural(len(offsets), 'record')} had ended when they were "
                 "acknowledged",
                 topic=partition.topic,
@@ -589,6 +591,11 @@ class ShareConsumer(Generic[K_co, V_co]):
                 todo="Another consumer gets them, or has got them. Take fewer records at a time, "
                 "renew their locks, or raise share.record.lock.duration.ms of the group.",
             )
+            if partition in deleted:
+                error = UnknownTopicOrPartitionError(
+                    "The topic of acknowledged records was deleted", **partition._asdict()
+                )
+            results[partition] = error
             _log.warning("%s", error)
             self._call_back({partition: set(offsets)}, error)
         if done:
@@ -618,7 +625,7 @@ class ShareConsumer(Generic[K_co, V_co]):
     def _find_dead(self, member: GroupMember) -> set[int]:
         """Return members that died with records, as far as it is time to look."""
         began = monotonic()
-        if began < self._reap_at:
+        if began < self._reap_at or not self._holders:
             return set()
         dead = self._group.find_dead(self._holders)
         if dead:
@@ -683,7 +690,7 @@ class ShareConsumer(Generic[K_co, V_co]):
     def _deserialized(
         self, stored: StoredRecords, found: list[Record], key: bytes, acquired: RecordRange
     ) -> Iterator[ShareRecord]:
-        stops = [*(record.offset for record in found[1:]), acquired.stop]
+        stops = [record.offset for record in found[1:]] + [acquired.stop] * bool(found)
         each = self._decoder.deserialize(stored.partition, found)
         for (_, record, error), stop in zip(each, stops, strict=True):
             shared = share_record(record, acquired.delivery_count)

@@ -147,10 +147,11 @@ def steps(at: Callable[[str], None]) -> Iterator[None]:
             raise
         seen.clear()
 
-    def announced(*arguments: Any) -> None:
+    def announced(*arguments: Any) -> dict[bytes, bytes]:
         reported("prepared")
-        announce(*arguments)
+        rows = announce(*arguments)
         reported("noted")
+        return rows
 
     def reporting(function: Callable[..., Any], step: str) -> Callable[..., Any]:
         """Report a step before the function's own transaction of `live`."""
