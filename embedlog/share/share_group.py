@@ -146,6 +146,9 @@ class ShareGroup(Group):
             offsets.put(txn, self.key, rows)
 
         self.update(step)
+        if new:
+            # After a power cut it must not begin at a later end.
+            self.checkpoint(always=True)
 
     def _pack(self, state: ShareState, at: Tail) -> bytes:
         position = OffsetAndMetadata(state.start, state.metadata, at.leader_epoch)

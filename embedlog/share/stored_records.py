@@ -95,6 +95,8 @@ class StoredRecords:
                     break
                 raise
             if batch is None:
+                # There is none up to the end.
+                offset = max(offset, min(stop, self.log.end_offset()))
                 break
             rows = self._rows_of(batch)
             low, high = (bisect_left(rows.offsets, each) for each in (offset, stop))
