@@ -328,6 +328,8 @@ ERRORS: dict[str, dict[str, str]] = {
         "delivered to their new owner.",
         "OffsetMetadataTooLargeError": "Commit shorter metadata.",
         "NonEmptyGroupError": "Close the members that the error names, or use `remove_members`.",
+        "InvalidRecordStateError": "Take fewer records at a time, or renew their locks; other consumers "
+        "have those that the error names.",
         "GroupSubscribedToTopicError": "Wait until no member subscribes to the topic.",
         "GroupIdNotFoundError": "Check the name: `log.groups` lists all groups.",
         "GroupMaxSizeReachedError": "Close another member first.",

@@ -24,7 +24,7 @@ from embedlog.cli.parser import parser
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
-VERBS = ("list", "describe", "lag", "reset", "delete", "delete-offsets")
+VERBS = ("list", "describe", "lag", "reset", "alter", "delete", "delete-offsets")
 
 
 @pytest.fixture
@@ -70,11 +70,15 @@ def test_names_are_listed(run, root):
     """One on each line; a table with --state; nothing without groups."""
     assert run("list") == (0, "g\nh\n", "")
     assert run("list", "--json")[1] == '["g", "h"]\n'
-    assert table(run("list", "--state")[1]) == [["g", "Empty", "0"], ["h", "Empty", "0"]]
+    assert table(run("list", "--state")[1]) == [
+        ["g", "Empty", "0", "consumer"],
+        ["h", "Empty", "0", "consumer"],
+    ]
     assert json.loads(run("list", "--state", "--json")[1])[0] == {
         "group": "g",
         "state": "Empty",
         "members": 0,
+        "kind": "consumer",
     }
     run("delete", "g", "h")
     assert run("list") == (0, "", "")
@@ -384,3 +388,29 @@ def test_a_heading_is_whole_or_named_as_left_out(heads, data, columns):
         named = lines.pop().removeprefix("No room for ").partition(": ")[0]
         assert named.split(", ") == heads[len(shown) :]
     assert max(map(len, lines)) <= columns or len(shown) == 1
+
+
+def test_a_share_group(run, root):
+    """S18: it is listed with its type, and its settings can be altered."""
+    settings = ("-c", "share.auto.offset.reset=earliest", "-c", "share.delivery.count.limit=3")
+    run("alter", "s", *settings)
+    assert run("alter", "s", "--reset", "share.delivery.count.limit") == (
+        *(0, "share.auto.offset.reset=earliest\n", ""),
+    )
+    with embedlog.open(root) as log:
+        log.create_topic("jobs")
+        with log.producer() as producer:
+            producer.send_batch("jobs", [b"1", b"2", b"3"])
+        with log.share_consumer("jobs", group="s") as consumer:
+            consumer.acknowledge(consumer.poll(max_records=1)[0])
+            consumer.poll(max_records=1)
+            described = run("describe", "s")[1]
+            title = "s: share group, Stable, 1 member, lag 2 in 1 partition, 1 in flight"
+            assert title in described
+    listed = table(run("list", "--state")[1])
+    assert ["s", "Empty", "0", "share"] in listed
+    assert table(run("lag", "s")[1])[0][:6] == ["s", "jobs", "0", "1", "3", "2"]
+    assert run("reset", "s", "--to-earliest", "--execute")[0] == 0
+    assert json.loads(run("describe", "s", "--json")[1])[0]["partitions"][0]["current_offset"] == 0
+    assert run("delete", "s")[0] == 0
+    assert run("alter", "s") == (0, "", "")

@@ -269,9 +269,80 @@ def test_a_client_cannot_be_copied(address, kind):
             make(client)
 
 
-def test_share_groups_are_refused(address):
-    """A log has none, also where confluent_kafka has them."""
-    assert code_of(confluent.ShareConsumer, address) == "UNSUPPORTED_VERSION"
+needs_share_groups = pytest.mark.skipif(
+    not hasattr(confluent, "AcknowledgeType"), reason="this version has no share groups"
+)
+
+
+@pytest.fixture
+def share_settings(log, address):
+    log.create_topic("jobs")
+    log.groups["workers"].alter({"share.auto.offset.reset": "earliest"})
+    with log.producer() as producer:
+        for number in range(4):
+            producer.send("jobs", b"%d" % number)
+    return {**address, "group.id": "workers", "share.acknowledgement.mode": "explicit"}
+
+
+@needs_share_groups
+def test_a_share_consumer(log, share_settings):
+    """With the library's records, results and errors."""
+    seen = []
+    with confluent.ShareConsumer(share_settings) as consumer:
+        with pytest.raises(confluent.IllegalStateException):
+            consumer.poll(0)
+        consumer.subscribe(["jobs"])
+        consumer.set_acknowledgement_commit_callback(lambda *told: seen.append(told))
+        messages = consumer.poll(5)
+        assert isinstance(messages, confluent.Messages)
+        assert (messages[0].value(), messages[0].delivery_count()) == (b"0", 1)
+        assert len(messages) == 4
+        for message, verdict in zip(messages, (1, 2, 3, 1), strict=True):
+            if verdict == 3:
+                with pytest.raises(confluent.IllegalStateException):
+                    consumer.poll(0)
+            consumer.acknowledge(message, confluent.AcknowledgeType(verdict))
+        assert consumer.commit_sync() == {TopicPartition("jobs", 0): None}
+        assert seen == [({TopicPartition("jobs", 0): {0, 1, 2, 3}}, None)]
+        (again,) = consumer.poll(5)
+        assert (again.value(), again.delivery_count()) == (b"1", 2)
+        consumer.acknowledge_offset("jobs", 0, 1)
+        with pytest.raises(confluent.IllegalStateException):
+            consumer.acknowledge_offset("jobs", 0, 3)
+
+    assert log.groups["workers"].describe().lag == 0
+    with pytest.raises(confluent.IllegalStateException):
+        consumer.poll(0)
+
+
+@needs_share_groups
+def test_a_share_consumer_refuses_what_the_library_refuses(share_settings):
+    with pytest.raises(ValueError, match="not applicable"):
+        confluent.ShareConsumer({**share_settings, "auto.offset.reset": "earliest"})
+    with pytest.raises(ValueError, match="group"):
+        confluent.ShareConsumer({"bootstrap.servers": share_settings["bootstrap.servers"]})
+    implicit = {**share_settings, "share.acknowledgement.mode": "implicit"}
+    with confluent.ShareConsumer(implicit) as consumer:
+        with pytest.raises(ValueError, match="subscribe"):
+            consumer.subscribe(["jobs", "jobs"])
+        consumer.subscribe(["jobs"])
+        message = consumer.poll(5)[0]
+        with pytest.raises(confluent.IllegalStateException, match="implicit"):
+            consumer.acknowledge(message)
+
+
+@needs_share_groups
+def test_a_deserializing_share_consumer(share_settings):
+    """A value that cannot be deserialized has an error, beside the others."""
+    convert = {"value.deserializer": lambda data, context: 1 // int(data)}
+    with confluent.DeserializingShareConsumer({**share_settings, **convert}) as consumer:
+        consumer.subscribe(["jobs"])
+        messages = consumer.poll(5)
+        codes = [each.error() and each.error().code() for each in messages]
+        assert codes == [KafkaError._VALUE_DESERIALIZATION, None, None, None]
+        assert [each.value() for each in messages] == [b"0", 1, 0, 0]
+        for message in messages:
+            consumer.acknowledge(message)
 
 
 def test_settings_of_a_network_are_ignored_with_one_line(address, caplog):

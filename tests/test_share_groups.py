@@ -113,7 +113,7 @@ NUMBERS = [b"%d" % number for number in range(10)]
 
 
 def test_each_record_is_given_to_one_consumer(world):
-    """SG1: two members share one partition; what they accept is done, in any order."""
+    """S1: two members share one partition; what they accept is done, in any order."""
     world.append(*NUMBERS)
     first, second = world.consumer(), world.consumer()
 
@@ -129,7 +129,7 @@ def test_each_record_is_given_to_one_consumer(world):
 
 
 def test_records_of_all_partitions_are_shared(world):
-    """SG1: there may be more consumers than partitions, and fewer."""
+    """S1: there may be more consumers than partitions, and fewer."""
     world.create("many", 5)
     for partition in range(5):
         world.append(*NUMBERS, topic="many", partition=partition)
@@ -143,7 +143,7 @@ def test_records_of_all_partitions_are_shared(world):
 
 @pytest.mark.parametrize("verdict", ["accept", "reject", 1, 3])
 def test_what_is_accepted_or_rejected_is_not_delivered_again(world, verdict):
-    """SG3: also if another consumer takes it."""
+    """S3: also if another consumer takes it."""
     world.append(b"a", b"b")
     consumer = world.consumer()
     first, _ = consumer.poll()
@@ -155,7 +155,7 @@ def test_what_is_accepted_or_rejected_is_not_delivered_again(world, verdict):
 
 
 def test_what_is_released_is_delivered_again(world):
-    """SG3, SG5: with the next number, also to the consumer that released it."""
+    """S3, S5: with the next number, also to the consumer that released it."""
     world.append(b"a", b"b")
     consumer = world.consumer()
     first, second = consumer.poll()
@@ -168,7 +168,7 @@ def test_what_is_released_is_delivered_again(world):
 
 
 def test_a_release_may_have_a_delay(world):
-    """SG7: the record is not delivered before; others are."""
+    """S7: the record is not delivered before; others are."""
     world.append(b"a", b"b")
     consumer, retry = world.consumer(), embedlog.Retry(backoff=[5, 60])
     (record,) = consumer.poll(max_records=1)
@@ -190,7 +190,7 @@ def test_a_release_may_have_a_delay(world):
 
 
 def test_a_waiting_consumer_gets_what_another_one_releases(world):
-    """SG8: at once, since the release wakes it."""
+    """S8: at once, since the release wakes it."""
     world.append(b"a")
     first, second = world.consumer(), world.consumer()
     (record,) = first.poll()
@@ -206,7 +206,7 @@ def test_a_waiting_consumer_gets_what_another_one_releases(world):
 
 
 def test_a_lock_that_ends_frees_its_records(world):
-    """SG4: others get them, and a late acknowledgement is refused, without harm to others."""
+    """S4: others get them, and a late acknowledgement is refused, without harm to others."""
     world.append(b"a", b"b", b"c")
     slow, other = world.consumer(), world.consumer()
     late = slow.poll(max_records=2)
@@ -227,7 +227,7 @@ def test_a_lock_that_ends_frees_its_records(world):
 
 
 def test_a_late_acknowledgement_is_refused_by_record(world):
-    """SG4: the error names the offsets; the other records of the same commit are done."""
+    """S4: the error names the offsets; the other records of the same commit are done."""
     world.append(*NUMBERS)
     consumer, other = world.consumer(), world.consumer()
     early = consumer.poll(max_records=3)
@@ -246,7 +246,7 @@ def test_a_late_acknowledgement_is_refused_by_record(world):
 
 
 def test_one_commit_of_good_and_late_records(world):
-    """SG4: each by itself."""
+    """S4: each by itself."""
     world.append(*NUMBERS)
     consumer = world.consumer(share_acknowledgement_mode="explicit")
     records = consumer.poll(max_records=2)
@@ -264,7 +264,7 @@ def test_one_commit_of_good_and_late_records(world):
 
 
 def test_the_records_of_a_killed_process_are_free_at_once(world):
-    """SG8: the kernel frees its lock, long before those of its records end."""
+    """S8: the kernel frees its lock, long before those of its records end."""
     world.append(b"a", b"b")
 
     def take(pause):
@@ -283,7 +283,7 @@ def test_the_records_of_a_killed_process_are_free_at_once(world):
 
 
 def test_a_consumer_that_is_garbage_loses_its_records(world):
-    """SG8: as one whose process ended."""
+    """S8: as one whose process ended."""
     world.append(b"a")
     consumer = ShareConsumer(world.root, "t", group="g")
     consumer.poll()
@@ -293,7 +293,7 @@ def test_a_consumer_that_is_garbage_loses_its_records(world):
 
 
 def test_a_renewed_lock_lasts_longer(world):
-    """SG6: a renewed record is returned by the next poll, before any others."""
+    """S6: a renewed record is returned by the next poll, before any others."""
     world.append(b"a", b"b")
     consumer, other = world.consumer(share_acknowledgement_mode="explicit"), world.consumer()
     (record,) = consumer.poll(max_records=1)
@@ -321,7 +321,7 @@ def test_renewals_can_be_forbidden(world):
 
 
 def test_the_window_is_limited(world):
-    """SG9: records that are done do not count, wherever the start is."""
+    """S9: records that are done do not count, wherever the start is."""
     world.group.alter({"share.partition.max.record.locks": 4})
     world.append(*NUMBERS)
     slow, fast = world.consumer(), world.consumer()
@@ -332,7 +332,7 @@ def test_the_window_is_limited(world):
 
 
 def test_one_slow_record_delays_no_other(world):
-    """SG9."""
+    """S9."""
     world.group.alter({"share.partition.max.record.locks": 10})
     slow, fast = world.consumer(), world.consumer()
     world.append(b"slow", *NUMBERS * 10)
@@ -347,7 +347,7 @@ def test_one_slow_record_delays_no_other(world):
 
 @pytest.mark.parametrize("how", ["release", "lock", "kill"])
 def test_a_record_is_given_up_after_its_last_delivery(world, how):
-    """SG10: without a topic of dead letters it is archived."""
+    """S10: without a topic of dead letters it is archived."""
     world.group.alter({"share.delivery.count.limit": 2})
     world.append(b"a")
     for count in (1, 2):
@@ -366,7 +366,7 @@ def test_a_record_is_given_up_after_its_last_delivery(world, how):
 
 
 def test_a_rejected_record_becomes_a_dead_letter(world):
-    """SG11: once, with its reason, when the commit returns."""
+    """S11: once, with its reason, when the commit returns."""
     world.group.alter({"errors.deadletterqueue.topic.name": "dlq"})
     world.append(b"a", b"b", key=b"k")
     consumer = world.consumer()
@@ -393,7 +393,7 @@ def test_a_rejected_record_becomes_a_dead_letter(world):
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_a_record_that_failed_too_often_becomes_a_dead_letter(tmp_path, durability):
-    """SG10, SG11: whoever finds it; several that do write it once."""
+    """S10, S11: whoever finds it; several that do write it once."""
     world = World(tmp_path / "log", durability=durability)
     world.create()
     world.group.alter(
@@ -417,7 +417,7 @@ def test_a_record_that_failed_too_often_becomes_a_dead_letter(tmp_path, durabili
 
 
 def test_the_last_delivery_comes_alone(world):
-    """SG12: what kills its process takes no other record's last delivery along."""
+    """S12: what kills its process takes no other record's last delivery along."""
     world.group.alter({"share.delivery.count.limit": 3})
     world.append(*NUMBERS[:4])
     for _ in range(2):
@@ -433,7 +433,7 @@ def test_the_last_delivery_comes_alone(world):
 
 
 def test_a_topic_that_cannot_have_dead_letters_is_refused_at_the_first_poll(world):
-    """SG11: before any record is taken."""
+    """S11: before any record is taken."""
     world.create("other")
     world.group.alter({"errors.deadletterqueue.topic.name": "other"})
     world.append(b"a")
@@ -447,7 +447,7 @@ def test_a_topic_that_cannot_have_dead_letters_is_refused_at_the_first_poll(worl
 
 
 def test_records_that_retention_deleted_are_done(world):
-    """SG13: in the window, too; what remains is delivered."""
+    """S13: in the window, too; what remains is delivered."""
     world.append(*NUMBERS)
     consumer = world.consumer()
     records = consumer.poll(max_records=4)
@@ -462,7 +462,7 @@ def test_records_that_retention_deleted_are_done(world):
 
 
 def test_offsets_without_records_are_done(world):
-    """SG13: of a log with gaps, such as after compaction."""
+    """S13: of a log with gaps, such as after compaction."""
     world.append(b"a", b"b")
     world.root.partition("t", 0).skip_to(5000)
     world.append(b"c")
@@ -477,7 +477,7 @@ def test_offsets_without_records_are_done(world):
 
 
 def test_a_topic_that_is_created_again_begins_anew(world):
-    """SG14: acknowledgements of the old one do nothing to the new one."""
+    """S14: acknowledgements of the old one do nothing to the new one."""
     world.append(*NUMBERS)
     consumer = world.consumer()
     consumer.poll()
@@ -495,7 +495,7 @@ def test_a_topic_that_is_created_again_begins_anew(world):
     [("earliest", 0), ("latest", None), ("by_duration:PT1H", 5), ("by_duration:PT1M", None)],
 )
 def test_where_a_group_begins(world, reset, first):
-    """SG2: at the start, the end, or at a time; a partition that is added later at its start."""
+    """S2: at the start, the end, or at a time; a partition that is added later at its start."""
     world.group.alter({"share.auto.offset.reset": reset})
     world.append(*NUMBERS[:5])
     world.root.clock.advance(timedelta(hours=2) // timedelta(milliseconds=1))
@@ -511,7 +511,7 @@ def test_where_a_group_begins(world, reset, first):
 
 
 def test_a_topic_that_does_not_exist_yet_is_waited_for(world):
-    """SG2: and read from its start."""
+    """S2: and read from its start."""
     world.group.alter({"share.auto.offset.reset": "latest"})
     consumer = world.consumer("t", "later")
     assert consumer.poll() == []
@@ -522,7 +522,7 @@ def test_a_topic_that_does_not_exist_yet_is_waited_for(world):
 
 
 def test_a_value_that_cannot_be_deserialized(world):
-    """SG15: an error that names it, beside the others; it is released, or rejected."""
+    """S15: an error that names it, beside the others; it is released, or rejected."""
     world.append(b"1", b"x", b"3")
     consumer = world.consumer(value_deserializer="json")
     assert values(consumer.poll()) == [1, 3]
@@ -541,7 +541,7 @@ def test_a_value_that_cannot_be_deserialized(world):
 
 
 def test_in_explicit_mode_each_record_must_be_acknowledged(world):
-    """SG3: before more are asked for."""
+    """S3: before more are asked for."""
     world.append(b"a", b"b")
     consumer = world.consumer(**{"share.acknowledgement.mode": "explicit"})
     first, second = consumer.poll()
@@ -554,7 +554,7 @@ def test_in_explicit_mode_each_record_must_be_acknowledged(world):
 
 
 def test_a_record_is_acknowledged_once(world):
-    """SG3: and only by the consumer that holds it."""
+    """S3: and only by the consumer that holds it."""
     world.append(b"a")
     consumer, other = world.consumer(), world.consumer()
     (record,) = consumer.poll()
@@ -570,7 +570,7 @@ def test_a_record_is_acknowledged_once(world):
 
 
 def test_close_releases_what_is_not_acknowledged(world):
-    """SG3: what was taken and not given to the program does not count as a delivery."""
+    """S3: what was taken and not given to the program does not count as a delivery."""
     world.append(*NUMBERS)
     consumer = world.consumer()
     consumer._chunk = 5
@@ -587,7 +587,7 @@ def test_close_releases_what_is_not_acknowledged(world):
 
 
 def test_iteration_accepts_a_record_when_the_next_one_is_asked_for(world):
-    """SG3."""
+    """S3."""
     world.append(*NUMBERS)
     taken = []
     with world.consumer(consumer_timeout_ms=50) as consumer:
@@ -627,7 +627,7 @@ def test_a_record_is_a_record(world):
 
 
 def test_each_task_has_its_own_records(world):
-    """SG16: a task that asks for more accepts only what it has."""
+    """S16: a task that asks for more accepts only what it has."""
     world.append(*NUMBERS)
 
     async def work():
@@ -651,7 +651,7 @@ def test_each_task_has_its_own_records(world):
 
 
 def test_a_loop_in_a_task(world):
-    """SG16: ``async for`` does as the loop without one."""
+    """S16: ``async for`` does as the loop without one."""
     world.append(*NUMBERS)
 
     async def work():
@@ -669,7 +669,7 @@ def test_a_loop_in_a_task(world):
 
 
 def test_a_group_is_of_one_kind(world):
-    """SG17: the other kind is refused, as long as the group exists, also after a reboot."""
+    """S17: the other kind is refused, as long as the group exists, also after a reboot."""
     world.append(b"a")
     world.consumer().poll()
     plain = embedlog.Consumer(world.root, "t", group_id="g")
@@ -695,7 +695,7 @@ def test_a_group_is_of_one_kind(world):
 
 
 def test_a_consumer_group_is_no_share_group(world):
-    """SG17."""
+    """S17."""
     with embedlog.Consumer(world.root, "t", group_id="g", auto_offset_reset="earliest") as plain:
         plain.poll()
         with pytest.raises(InconsistentGroupProtocolError, match="consumer group"):
@@ -712,7 +712,7 @@ def test_a_consumer_group_is_no_share_group(world):
 
 
 def test_metadata_of_other_groups_cannot_be_that_of_a_share_group(world):
-    """SG17: a commit that would make one of a consumer group is refused."""
+    """S17: a commit that would make one of a consumer group is refused."""
     outside = embedlog.Consumer(world.root, group_id="other")
 
     with pytest.raises(ValueError, match="must not begin"):
@@ -720,7 +720,7 @@ def test_metadata_of_other_groups_cannot_be_that_of_a_share_group(world):
 
 
 def test_describe_reset_and_delete(world):
-    """SG18: as for other groups, while there are no members."""
+    """S18: as for other groups, while there are no members."""
     world.append(*NUMBERS)
     consumer = world.consumer()
     (record,) = consumer.poll(max_records=1)
@@ -760,7 +760,7 @@ def test_settings_are_checked(world):
 
 
 def test_a_member_that_was_removed_joins_again(world):
-    """SG8: an administrator removed it; others have its records."""
+    """S8: an administrator removed it; others have its records."""
     world.append(b"a")
     consumer = world.consumer()
     consumer.poll()
@@ -774,7 +774,7 @@ def test_a_member_that_was_removed_joins_again(world):
 
 
 def test_a_forked_child_has_no_records_of_its_parent(world):
-    """SG8: it joins by itself, and its parent keeps what it has."""
+    """S8: it joins by itself, and its parent keeps what it has."""
     world.append(b"a", b"b")
     consumer = world.consumer()
     consumer.poll(max_records=1)
@@ -791,7 +791,7 @@ def test_a_forked_child_has_no_records_of_its_parent(world):
 
 
 def test_after_a_power_cut_nothing_is_lost(world):
-    """SG19: the group is as of its last checkpoint; what was acquired is delivered again."""
+    """S19: the group is as of its last checkpoint; what was acquired is delivered again."""
     world.append(*NUMBERS)
     world.root.flush()
     consumer = world.consumer()
@@ -810,7 +810,7 @@ def test_after_a_power_cut_nothing_is_lost(world):
 
 
 def test_records_that_a_power_cut_took_are_delivered_when_they_are_written_again(world):
-    """SG19: what was accepted past the recovered end does not count for the next records there."""
+    """S19: what was accepted past the recovered end does not count for the next records there."""
     world.append(b"a")
     world.root.flush()
     world.append(b"b", b"c")

@@ -1,4 +1,4 @@
-"""`embedlog groups`: list, describe, lag, reset and delete.
+"""`embedlog groups`: list, describe, lag, reset, alter and delete.
 
 The first columns are those of kafka-consumer-groups.sh, in the same order, for scripts that
 count columns.
@@ -16,6 +16,7 @@ from embedlog.cli import argument_types as types
 from embedlog.cli.open_log import to_follow, to_read, to_write
 from embedlog.cli.parser import OK, CommandParser, add_flag, add_list, add_option
 from embedlog.cli.printing import note, say, say_json, say_result, say_rows, table
+from embedlog.cli.topics import parse_settings
 from embedlog.display import moment
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
@@ -40,19 +41,20 @@ _CLEAR = "\x1b[H\x1b[J"
 
 def list_options(command: CommandParser) -> None:
     """Add the options."""
-    add_flag(command, "--state", "also print state and number of members")
+    add_flag(command, "--state", "also print state, number of members and type")
 
 
 def list_(args: argparse.Namespace) -> int:
-    """Print the names of all groups; with --state also state and number of members."""
+    """Print the names of all groups; with --state also state, number of members and type."""
     with to_read(args) as log:
         names = list(log.groups)
         groups = [log.groups[name].describe() for name in names if args.state]
     if not args.state:
         say_result(args, names, names)
         return OK
-    rows = [(group.group, group.state, len(group.members)) for group in groups]
-    say_rows(args, ("GROUP", "STATE", "#MEMBERS"), ("group", "state", "members"), rows)
+    rows = [(group.group, group.state, len(group.members), group.kind) for group in groups]
+    heads = ("GROUP", "STATE", "#MEMBERS", "TYPE")
+    say_rows(args, heads, ("group", "state", "members", "kind"), rows)
     return OK
 
 
@@ -189,6 +191,24 @@ def _split(options: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicP
     """Return the topics without partitions, and the partitions."""
     topics = [name for name, numbers in options if not numbers]
     return topics, [TopicPartition(name, number) for name, numbers in options for number in numbers]
+
+
+def alter_options(command: CommandParser) -> None:
+    """Add the options."""
+    command.add_argument("group", metavar="GROUP")
+    about = "a setting of share groups, such as share.delivery.count.limit=3; may be repeated"
+    add_list(command, "--config -c", "NAME=VALUE", about)
+    add_list(command, "--reset", "NAME", "set a setting back to its default")
+
+
+def alter(args: argparse.Namespace) -> int:
+    """Change settings of a share group, and print those that differ from their defaults."""
+    changes = {**parse_settings(args.config), **dict.fromkeys(args.reset)}
+    with to_write(args) if changes else to_read(args) as log:
+        group = log.groups[args.group]
+        config = (group.alter(changes) if changes else group.config).overrides()
+    say_result(args, config, [f"{name}={value}" for name, value in config.items()])
+    return OK
 
 
 def delete_offsets_options(command: CommandParser) -> None:

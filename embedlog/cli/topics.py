@@ -81,7 +81,7 @@ def create(args: argparse.Namespace) -> int:
             log.create_topic(
                 args.topic,
                 args.partitions,
-                _parse_settings(args.config),
+                parse_settings(args.config),
                 key=key,
                 value=args.value,
                 schema=schema,
@@ -129,7 +129,8 @@ def _command_to_apply(topic: str, differences: Mapping[str, tuple[object, object
     return " ".join(sentences)
 
 
-def _parse_settings(options: list[str]) -> dict[str, str]:
+def parse_settings(options: list[str]) -> dict[str, str]:
+    """Return the settings of options such as ``retention.ms=60000``."""
     settings = {}
     for option in options:
         name, separator, value = option.partition("=")
@@ -260,7 +261,7 @@ def alter_options(command: CommandParser) -> None:
 
 def alter(args: argparse.Namespace) -> int:
     """Change settings, then the number of partitions."""
-    changes: dict[str, Any] = {**_parse_settings(args.config), **dict.fromkeys(args.reset)}
+    changes: dict[str, Any] = {**parse_settings(args.config), **dict.fromkeys(args.reset)}
     if not changes and args.partitions is None:
         raise InvalidConfigError(
             "Nothing to alter was given", todo="Use --config, --reset or --partitions."

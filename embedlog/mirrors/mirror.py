@@ -498,6 +498,8 @@ class Mirror:
         for (topic, partition), position in self._source.committed(group).items():
             if topic not in self._prepared or (topic, partition) not in self._positions:
                 continue
+            if is_share(position.metadata):
+                continue  # The states of its records are those of this log.
             name = self.target_name(topic)
             offset = self._target.translate(name, partition, position.offset)
             if offset is not None:

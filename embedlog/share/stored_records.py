@@ -37,6 +37,9 @@ class ShareRecord(TupleRecord):
     _caller: object = None
     """The task or thread that has it; None before it is returned."""
 
+    def _replace(self, **fields: Any) -> ShareRecord:
+        return share_record(super()._replace(**fields), self.delivery_count)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return share_record, (tuple(self), self.delivery_count)
 

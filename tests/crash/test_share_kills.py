@@ -16,7 +16,7 @@ RECORDS = {"test": 400, "all": 10_000}
 def test_no_record_is_lost_and_each_poison_one_is_one_dead_letter(
     tmp_path: Path, is_async: bool
 ) -> None:
-    """SG20: whenever processes are killed, in handlers and around transactions."""
+    """S20: whenever processes are killed, in handlers and around transactions."""
     work = ShareWorkload(
         choose(**RECORDS),
         is_async,
@@ -29,6 +29,6 @@ def test_no_record_is_lost_and_each_poison_one_is_one_dead_letter(
 
 @pytest.mark.tier("all")
 def test_the_same_with_every_step_flushed(tmp_path: Path) -> None:
-    """SG20: dead letters become visible with a checkpoint, which others wait for."""
+    """S20: dead letters become visible with a checkpoint, which others wait for."""
     work = ShareWorkload(1000, False, kills=0.02, poisoned=20, durability="fsync")
     tell(f"{work}: {check(work, tmp_path)}")

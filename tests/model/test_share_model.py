@@ -1,4 +1,4 @@
-"""A share group against a model, whatever its members do or suffer, in any order (SG1 to SG19).
+"""A share group against a model, whatever its members do or suffer, in any order (S1 to S19).
 
 The model has what became of each record, who holds it until when, and how often it was delivered.
 The real group is in a log on the disk, whose uptime stands still; its consumers read real records,

@@ -25,18 +25,19 @@ from types import ModuleType
 from typing import Any
 
 from embedlog.kafka.confluent import admin
-from embedlog.kafka.confluent.consumer import Consumer, ShareConsumer
+from embedlog.kafka.confluent.consumer import Consumer
 from embedlog.kafka.confluent.library import cimpl, confluent_kafka, error, serialization
 from embedlog.kafka.confluent.message import Message as Message
 from embedlog.kafka.confluent.producer import Producer
 from embedlog.kafka.confluent.serializing import DeserializingConsumer, SerializingProducer
+from embedlog.kafka.confluent.share_consumer import DeserializingShareConsumer, ShareConsumer
 from embedlog.kafka.library import public_name
 
 __version__ = confluent_kafka.__version__
 
 _OWN = [
     *("Consumer", "DeserializingConsumer", "Message", "Producer", "SerializingProducer"),
-    *("ShareConsumer", "admin", "error", "serialization"),
+    *("DeserializingShareConsumer", "ShareConsumer", "admin", "error", "serialization"),
 ]
 """What stands here for names of confluent_kafka."""
 _REGISTRY = "confluent_kafka.schema_registry"
@@ -62,6 +63,7 @@ def clients() -> list[Any]:
     kinds: list[Any] = [
         Consumer,
         DeserializingConsumer,
+        DeserializingShareConsumer,
         Producer,
         SerializingProducer,
         ShareConsumer,

@@ -764,15 +764,6 @@ class Consumer(LogClient):
         self.close()
 
 
-class ShareConsumer(LogClient):
-    """Refused: a log has no share groups; for brokers, confluent_kafka's own."""
-
-    _original = getattr(confluent_kafka, "ShareConsumer", None)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise exception("UNSUPPORTED_VERSION", "A log has no share groups: use Consumer")
-
-
 class _Listener(ConsumerRebalanceListener):
     """Calls the callbacks of a subscription; commits what is stored before it is revoked."""
 

@@ -39,6 +39,7 @@ _NAMES: dict[type[BaseException], str] = {
     errors.NonEmptyGroupError: "NON_EMPTY_GROUP",
     errors.GroupSubscribedToTopicError: "GROUP_SUBSCRIBED_TO_TOPIC",
     errors.GroupIdNotFoundError: "GROUP_ID_NOT_FOUND",
+    errors.InvalidRecordStateError: "INVALID_RECORD_STATE",
     errors.TimeoutError: "_TIMED_OUT",
     errors.OutOfOrderSequenceError: "OUT_OF_ORDER_SEQUENCE_NUMBER",
     errors.InvalidProducerEpochError: "_FENCED",

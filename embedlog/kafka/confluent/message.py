@@ -76,8 +76,9 @@ class Message:
         """Return the seconds from `produce` to the delivery; None for consumed records."""
         return self._latency
 
-    def delivery_count(self) -> None:
-        """Return None: a log has no share groups."""
+    def delivery_count(self) -> int | None:
+        """Return how often a share group has delivered it; None of other records."""
+        return getattr(self._record, "delivery_count", None)
 
     def error(self) -> Any:
         """Return the `KafkaError` of an event or failed delivery; None for a record."""

@@ -14,7 +14,7 @@ from embedlog.kafka.typed import note_for_dicts
 Converter = Callable[[Any, Any], Any]
 
 
-def _without(conf: dict[str, Any], *names: str) -> tuple[dict[str, Any], list[Converter | None]]:
+def without(conf: dict[str, Any], *names: str) -> tuple[dict[str, Any], list[Converter | None]]:
     """Return the settings without converters, and the converters."""
     rest = {name: value for name, value in conf.items() if name not in names}
     return rest, [conf.get(name) for name in names]
@@ -26,7 +26,7 @@ class SerializingProducer(Producer):
     _original = confluent_kafka.SerializingProducer
 
     def __init__(self, conf: dict[str, Any]) -> None:
-        rest, converters = _without(conf, "key.serializer", "value.serializer")
+        rest, converters = without(conf, "key.serializer", "value.serializer")
         self._key_serializer, self._value_serializer = converters
         super().__init__(rest)
 
@@ -66,7 +66,7 @@ class DeserializingConsumer(Consumer):
     _original = confluent_kafka.DeserializingConsumer
 
     def __init__(self, conf: dict[str, Any]) -> None:
-        rest, converters = _without(conf, "key.deserializer", "value.deserializer")
+        rest, converters = without(conf, "key.deserializer", "value.deserializer")
         self._key_deserializer, self._value_deserializer = converters
         super().__init__(rest)
 
