@@ -64,6 +64,65 @@ async def iteration(world, plan: Cancelling):
         await check_rest(consumer, taken, VALUES)
 
 
+async def share_rest(consumer, taken):
+    """Check that a share consumer returns what was not taken yet, each record once."""
+    while len(taken) < len(VALUES):
+        taken += [record.value for record in await consumer.getmany(timeout_ms=60_000)]
+    assert sorted(taken) == VALUES
+
+
+def share_consumer(world, plan, **config):
+    world.log.groups[f"of {plan}"].alter({"share.auto.offset.reset": "latest"})
+    consumer = world.log.share_consumer("t", group=f"of {plan}", **config)
+    consumer.poll(0)
+    return consumer
+
+
+@CASES.of("ShareConsumer.getone", "ShareConsumer.getmany")
+async def getone_of_a_share_group(world, plan: Cancelling):
+    """S16: what is acquired for a cancelled task is given to the next one."""
+    with share_consumer(world, plan) as consumer:
+        world.append_soon(VALUES)
+        ended = await plan.run(consumer.getone())
+        await share_rest(consumer, [plan.outcome.value] if ended else [])
+
+
+@CASES.of("ShareConsumer.__aiter__")
+async def iteration_of_a_share_group(world, plan: Cancelling):
+    with share_consumer(world, plan) as consumer:
+        world.append_soon(VALUES[:3])
+        taken = []
+
+        async def loop():
+            async for record in consumer:
+                taken.append(record.value)
+                if len(taken) == 3:
+                    world.append_soon(VALUES[3:])
+                if len(taken) == len(VALUES):
+                    break
+
+        await plan.run(loop())
+        if len(taken) < 3:
+            world.append_soon(VALUES[3:])
+        await share_rest(consumer, taken)
+
+
+@CASES.of("ShareConsumer.aclose", "ShareConsumer.__aenter__", "ShareConsumer.__aexit__")
+async def closing_a_share_consumer(world, plan: Cancelling):
+    """S3: what it has is free when its block has ended, however that was."""
+    consumer = share_consumer(world, plan)
+    world.append(VALUES)
+
+    async def block():
+        async with consumer:
+            await consumer.getone()
+
+    await plan.run(block())
+    await consumer.aclose()
+    with world.log.share_consumer("t", group=f"of {plan}") as other:
+        await share_rest(other, [])
+
+
 @CASES.of("RecordFuture.__await__")
 async def sending(world, plan: Cancelling):
     """G28: a record that was sent is written, whether or not anybody waits for it."""
@@ -185,7 +244,7 @@ def test_a_task_may_be_cancelled_at_every_await(method, tmp_path):
 
 def test_the_cases_are_all_asynchronous_methods():
     kinds = embedlog.Log, embedlog.Producer, embedlog.Consumer, Transaction, RecordFuture
-    assert public_async_methods(*kinds) == set(CASES)
+    assert public_async_methods(*kinds, embedlog.ShareConsumer) == set(CASES)
 
 
 BUGS = {

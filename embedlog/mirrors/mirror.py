@@ -27,6 +27,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.groups.share_state import is_share
 from embedlog.hints import Hint
 from embedlog.listeners import MIRROR, Client, CopiedRange, Listener, count_minutes
 from embedlog.maintenance.activity import Event, report

@@ -115,10 +115,11 @@ class ShareConsumer(Generic[K_co, V_co]):
         **config: Unpack[ShareConsumerOptions[K_co, V_co]],
     ) -> None:
         self._root = root = check_root(root, "embedlog.open(path).share_consumer(topic, group=...)")
-        self.config, self._share_config = _parsed(config)
+        self.config, share_config = _parsed(config)
         if ignored := describe_network_settings(config):
             _log.info("The share consumer has no network, and ignores %s", ignored)
         self.group_id = group
+        self._is_implicit = share_config.share_acknowledgement_mode == "implicit"
         self._arguments = topics, config
         self._guard = SingleThreadGuard()
         self._waiter = Waiter(root, self.config, self._guard)
@@ -268,7 +269,8 @@ class ShareConsumer(Generic[K_co, V_co]):
         """
         with self._guard:
             self._check_fork()
-            self._accept()
+            if self._is_implicit:
+                self._accept()
             if self._member is None:
                 return CommitResults()
             results, _ = self._step(0)
@@ -276,17 +278,18 @@ class ShareConsumer(Generic[K_co, V_co]):
                 self._checkpoint_after(0.0)
             return results
 
-    def _accept(self, *, check: bool = False) -> None:
+    def _accept(self) -> None:
         """Accept what this caller has, in implicit mode; in explicit mode check that it did.
 
         Raises:
-            IllegalStateError: With ``check``, it has not acknowledged a record.
+            IllegalStateError: It has not acknowledged a record, in explicit mode.
         """
-        for record in self._returned.get(current_caller(), ()):
+        caller = current_caller()
+        for record in self._returned.get(caller, ()):
             if record._verdict is None and self._held.get(record[:3]) is record:
-                if self._share_config.share_acknowledgement_mode == "implicit":
+                if self._is_implicit:
                     self._judge(record, ACCEPT)
-                elif check and record._until > self._group.uptime():
+                elif record._until > self._group.uptime():
                     raise IllegalStateError(
                         "The record is not acknowledged, and the mode is explicit",
                         topic=record.topic,
@@ -294,6 +297,7 @@ class ShareConsumer(Generic[K_co, V_co]):
                         offset=record.offset,
                         todo="Acknowledge each record before you ask for more.",
                     )
+        self._returned.pop(caller, None)
 
     # Taking records
 
@@ -413,8 +417,7 @@ class ShareConsumer(Generic[K_co, V_co]):
             raise IllegalStateError(
                 "The consumer has nothing to read", todo="Subscribe to a topic."
             )
-        self._accept(check=True)
-        self._returned.pop(current_caller(), None)
+        self._accept()
         if self._errors:
             raise self._errors.popleft()
 
