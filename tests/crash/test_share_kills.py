@@ -9,7 +9,7 @@ from support.forks import tell
 from support.share_kills import ShareWorkload, check
 from support.tiers import choose
 
-RECORDS = {"test": 400, "all": 10_000}
+RECORDS = {"test": 250, "all": 10_000}
 
 
 @pytest.mark.parametrize("is_async", [False, True])

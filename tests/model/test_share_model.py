@@ -61,10 +61,16 @@ verdicts = st.lists(
 )
 
 
+START_MS = 10_000_000
+
+
 class Machine(MovedUptime):
-    """A machine that the model reboots."""
+    """A machine that the model reboots; its uptime stands still."""
 
     boot = 0
+
+    def uptime_ms(self) -> int:
+        return START_MS + MovedUptime.ms
 
     def boot_id(self) -> str:
         return f"boot {Machine.boot}"
@@ -445,7 +451,7 @@ def _records(root: Any, topic: str, number: int) -> Any:
 
 TestShareModel = ShareModel.TestCase
 TestShareModel.settings = settings(
-    stateful_step_count=choose(test=30, all=60), max_examples=choose(quick=5, test=15, all=300)
+    stateful_step_count=choose(test=30, all=60), max_examples=choose(test=8, all=300)
 )
 
 STATE, GROUP = "embedlog.groups.share_state:ShareState", "embedlog.share.share_group:ShareGroup"
