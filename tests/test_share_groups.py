@@ -21,6 +21,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
+    DiskFullError,
     IllegalStateError,
     InconsistentGroupProtocolError,
     InvalidConfigError,
@@ -145,6 +146,17 @@ def test_records_of_all_partitions_are_shared(world):
         taken.update(record[:3] for record in consumers[turn % 7].poll(max_records=2))
 
     assert taken == {("many", part, number): 1 for part in range(5) for number in range(10)}
+
+
+def test_no_partition_waits_for_another_one(world):
+    """S1: the one that was served longest ago comes first."""
+    world.create("many", 3)
+    for partition in range(3):
+        world.append(*NUMBERS, topic="many", partition=partition)
+    consumer = world.consumer("many")
+    served = [record.partition for _ in range(6) for record in consumer.poll(max_records=2)]
+
+    assert [Counter(served[:6]), Counter(served[6:])] == [Counter({0: 2, 1: 2, 2: 2})] * 2
 
 
 @pytest.mark.parametrize("verdict", ["accept", "reject", 1, 3])
@@ -436,6 +448,38 @@ def test_the_last_delivery_comes_alone(world):
     assert [values(records) for records in polls] == [[number] for number in NUMBERS[:4]]
     assert {record.delivery_count for records in polls for record in records} == {3}
     assert consumer.poll() == []
+
+
+def test_without_its_topic_a_dead_letter_is_not_waited_for(world, monkeypatch):
+    """S11: a failure to write it is tried again, unless the group has no topic for it any more."""
+    world.group.alter({"errors.deadletterqueue.topic.name": "dlq"})
+    world.append(b"a")
+    consumer = world.consumer()
+    (record,) = consumer.poll()
+    world.root.delete_topic("dlq")
+    world.create("dlq")
+    consumer.acknowledge(record, "reject")
+    consumer.commit()
+    assert world.lag() == 1
+    world.group.alter({"errors.deadletterqueue.topic.name": None})
+    assert consumer.poll() == []
+
+    assert world.lag() == 0
+
+
+def test_acknowledgements_of_a_step_that_failed_are_committed_by_the_next(world, monkeypatch):
+    """S3: nothing is lost if a lock, or the disk, refuses it."""
+    world.append(b"a")
+    consumer = world.consumer()
+    consumer.poll()
+    live = world.root.context.live
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "write", lambda *_: (_ for _ in ()).throw(DiskFullError("It is full")))
+        with pytest.raises(DiskFullError):
+            consumer.commit()
+    assert consumer.commit() == {TopicPartition("t", 0): None}
+
+    assert world.lag() == 0
 
 
 def test_a_topic_that_cannot_have_dead_letters_is_refused_at_the_first_poll(world):

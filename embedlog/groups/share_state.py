@@ -216,13 +216,17 @@ class ShareState:
             Whether anything changed.
         """
         before = self.ranges
-        self.ranges = [
-            self._freed(each, each.until if each.state == AVAILABLE else 0)
-            if (each.state == ACQUIRED and (each.until <= now or each.member in dead))
-            or (each.state == AVAILABLE and each.delivery_count >= self._limit)
-            else each
-            for each in before
-        ]
+
+        def freed(each: RecordRange) -> RecordRange:
+            if each.state == ACQUIRED and (each.until <= now or each.member in dead):
+                return self._freed(each, 0)
+            if each.state == AVAILABLE and each.delivery_count >= self._limit:
+                return self._freed(each, 0)  # The limit was lowered.
+            if each.state == ARCHIVING and not self._letters:
+                return RecordRange(*each[:2], ARCHIVED)
+            return each
+
+        self.ranges = [freed(each) for each in before]
         if self.ranges == before:
             return False
         self._tidy()

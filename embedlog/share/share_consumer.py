@@ -529,7 +529,11 @@ class ShareConsumer(Generic[K_co, V_co]):
             )
         except UnknownMemberIdError as error:
             _log.warning("%s; the consumer joins the group again", error)
-            return self._lose_membership(sent, error), None
+            return self._lose_membership(sent), None
+        except BaseException:
+            # The next step commits them.
+            self._acknowledged = {record[:3]: record for record in sent}
+            raise
         if outcome.rows:
             self._unsaved_since = self._unsaved_since or monotonic()
         self._look_first = limit > 0 and not outcome.acquired
@@ -542,6 +546,7 @@ class ShareConsumer(Generic[K_co, V_co]):
         results = self._finish(sent, outcome)
         if outcome.archiving:
             self._letters.write(outcome.archiving, self._partitions)
+        self._letters.causes.clear()
         return results, outcome
 
     def _acknowledgements(self) -> tuple[dict[bytes, list[Acknowledgement]], list[ShareRecord]]:
@@ -600,18 +605,13 @@ class ShareConsumer(Generic[K_co, V_co]):
                 )
             results[partition] = error
             _log.warning("%s", error)
-            self._call_back({partition: set(offsets)}, error)
-        if done:
-            self._call_back(done, None)
+            if self._callback is not None:
+                self._callback({partition: set(offsets)}, error)
+        if done and self._callback is not None:
+            self._callback(done, None)
         return results
 
-    def _call_back(
-        self, offsets: dict[TopicPartition, set[int]], error: EmbedlogError | None
-    ) -> None:
-        if self._callback is not None:
-            self._callback(offsets, error)
-
-    def _lose_membership(self, sent: list[ShareRecord], error: EmbedlogError) -> CommitResults:
+    def _lose_membership(self, sent: list[ShareRecord]) -> CommitResults:
         """Forget all records: others have them."""
         outcome = StepOutcome()
         outcome.refused = [(record._key, record.offset, record._stop) for record in sent]
@@ -622,7 +622,7 @@ class ShareConsumer(Generic[K_co, V_co]):
         self._held.clear()
         self._acknowledged.clear()
         self._taken.clear()
-        self._gaps = []
+        self._gaps, self._due_at = [], 0.0
         return results
 
     def _find_dead(self, member: GroupMember) -> set[int]:
@@ -674,11 +674,12 @@ class ShareConsumer(Generic[K_co, V_co]):
             self._partitions[key] = self._partitions.pop(key)
             try:
                 found, following = stored.read(acquired.first, acquired.stop)
-            except (CorruptBatchError, UnknownTopicOrPartitionError) as error:
+            except CorruptBatchError as error:
                 self._errors.append(error)
-                release = Acknowledgement(*acquired[:2], RELEASE)
-                self._gaps.append((key, release))
+                self._gaps.append((key, Acknowledgement(*acquired[:2], RELEASE)))
                 continue
+            except UnknownTopicOrPartitionError:
+                continue  # It was deleted just now.
             first = found[0].offset if found else following
             if first > acquired.first:
                 self._gaps.append((key, Acknowledgement(acquired.first, first, GAP)))

@@ -219,7 +219,10 @@ class ShareGroup(Group):
         until = now + config.share_record_lock_duration_ms
         outcome, most = StepOutcome(), config.share_partition_max_record_locks
         outcome.renewed_until = until
-        for key in dict.fromkeys((*acknowledgements, *partitions)):
+        wanted = set(partitions)
+        for key in dict.fromkeys((*partitions, *acknowledgements)):
+            if limit <= 0 and key not in acknowledgements:
+                continue
             found = self._state(txn, key)
             if found is None:
                 outcome.missing.add(key)
@@ -241,7 +244,7 @@ class ShareGroup(Group):
                     outcome.refused += [(key, *offsets) for offsets in refused]
             state.trim(start)
             outcome.frees |= state.expire(now, dead)
-            if limit > 0 and key in partitions:
+            if limit > 0 and key in wanted:
                 taken = state.acquire(
                     limit, end, most, number, now, until, alone=not outcome.acquired
                 )
