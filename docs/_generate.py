@@ -24,6 +24,8 @@ from embedlog.config import (
     GroupConfig,
     MaintenanceConfig,
     ProducerConfig,
+    ShareConsumerConfig,
+    ShareGroupConfig,
     TopicConfig,
 )
 from embedlog.config.settings import Settings
@@ -57,6 +59,18 @@ CONFIGS = {
         "Group settings",
         "Given to `embedlog.run_group` as keyword arguments, beside those of its consumers.",
     ),
+    "share_consumer": (
+        ShareConsumerConfig,
+        "Share consumer settings",
+        "Given to `log.share_consumer(...)` as keyword arguments, beside those of consumers that are "
+        "not about groups.",
+    ),
+    "share_group": (
+        ShareGroupConfig,
+        "Share group settings",
+        "Given to `log.groups[name].alter({...})` and `embedlog groups alter`, as are the group "
+        "settings above.",
+    ),
     "maintenance": (
         MaintenanceConfig,
         "Maintenance settings",
@@ -65,6 +79,8 @@ CONFIGS = {
 }
 
 KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
+    "share_consumer": dict.fromkeys(ShareConsumerConfig.__settings__, SAME),
+    "share_group": dict.fromkeys(ShareGroupConfig.__settings__, SAME),
     "topic": {
         "index_interval_bytes": "`4096`",
         "key_serializer": OWN,
@@ -230,8 +246,10 @@ def _settings_table(kind: str, config: type[Settings]) -> str:
     rows = ["| setting | default | Kafka's default | effect |", "|---|---|---|---|"]
     effects = field_docstrings(config)
     defaults = config()
-    for name in config.__settings__:
-        spelling = name if kind in ("producer", "consumer") else name.replace("_", ".")
+    for name in (each for each in config.__annotations__ if each in config.__settings__):
+        spelling = (
+            name if kind in ("producer", "consumer", "share_consumer") else name.replace("_", ".")
+        )
         effect = effects.get(name, "")
         if reason := KEPT.get((kind, name)):
             effect = f"**Kept at any value.** {reason}"
@@ -537,7 +555,10 @@ API = {
         ],
     ),
     "producer": ("Producer", ["embedlog.Producer"]),
-    "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
+    "consumer": (
+        "Consumer",
+        ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener", "embedlog.ShareConsumer"],
+    ),
     "groups": (
         "Groups",
         [
@@ -563,6 +584,7 @@ API = {
         "Records",
         [
             *("embedlog.Record", "embedlog.RecordMetadata", "embedlog.TopicPartition"),
+            "embedlog.ShareRecord",
             *("embedlog.OffsetAndMetadata", "embedlog.OffsetAndTimestamp", "embedlog.TopicConfig"),
         ],
     ),
