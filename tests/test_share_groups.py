@@ -31,9 +31,11 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.producer import Producer
+from embedlog.publish import live_commit
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.retention import delete_records
 from embedlog.share.share_consumer import ShareConsumer
+from embedlog.share.share_group import ShareGroup
 
 LOCK_MS = 30_000
 
@@ -432,6 +434,32 @@ def test_a_record_that_failed_too_often_becomes_a_dead_letter(tmp_path, durabili
     assert letters.end_offset() == 1
     healthy(world.root)
     world.root.close()
+
+
+def test_dead_letters_that_are_published(world, monkeypatch):
+    """S11: what does not fit into the active segment is published, with the states at its end."""
+    world.group.alter({"errors.deadletterqueue.topic.name": "dlq"})
+    world.append(*NUMBERS)
+    consumer, other = world.consumer(), world.consumer()
+    records = consumer.poll(max_records=4)
+    announce = ShareGroup.announce
+
+    def announced(*arguments):
+        # Another member takes a step after the publication has begun.
+        assert len(other.poll(max_records=1)) == 1
+        return announce(*arguments)
+
+    monkeypatch.setattr(live_commit, "escalates", lambda *_: True)
+    monkeypatch.setattr(ShareGroup, "announce", announced)
+    for record in records[:3]:
+        consumer.acknowledge(record, "reject")
+    consumer.acknowledge(records[3])
+    consumer.commit()
+    assert world.root.partition("dlq", 0).end_offset() == 3
+    assert (world.partition().current_offset, world.partition().in_flight) == (4, 1)
+    other.commit()
+
+    assert world.lag() == 5
 
 
 def test_the_last_delivery_comes_alone(world):
