@@ -495,9 +495,6 @@ BUGS = {
     "a dead letter is written beside the state of its record": Change(
         f"{GROUP}._archived", {"archived[key] = ": "_ = "}
     ),
-    "a member that finds a letter written writes another one": Change(
-        f"{STATE}.archive", {"return False": "return True"}
-    ),
     "offsets below the start of the log are not done": Change(
         f"{STATE}.trim", {"start > self.start": "False"}
     ),
