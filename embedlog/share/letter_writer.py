@@ -71,13 +71,15 @@ class LetterWriter:
         mine = [(key, each) for key, each in ranges if key in partitions][:_MOST_RANGES]
         if not mine or (self.due_at != inf and monotonic() < self.due_at):
             return
-        self.due_at = inf
+        self.due_at, began = inf, monotonic()
         try:
             self._publish(mine, partitions)
         except CommitFailedError:
             pass  # Another member was faster.
         except EmbedlogError as error:
-            self.due_at = monotonic() + _RETRY_SECONDS
+            # If a stopped process holds a lock, records must not wait for it again and again.
+            took = monotonic() - began
+            self.due_at = monotonic() + max(_RETRY_SECONDS, 10 * took)
             _log.error("Dead letters of group %s are not written yet: %s", self._group.name, error)
 
     def _publish(
