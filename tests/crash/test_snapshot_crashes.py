@@ -62,6 +62,8 @@ class SnapshotFaults(RootFaults):
         assert "new" in known or "taken" not in acked
         assert "old" in known or "new" in known
         assert "old" not in known or "deleted" not in acked
+        # Also while another one holds the same records.
+        assert {f"snapshot:{name}" for name in known} <= _leases(root)
         for name, each in known.items():
             for part, (start, end) in each.offsets().items():
                 assert (start, end) in [(0, 8 if name == "old" else 9)]
@@ -74,11 +76,13 @@ class SnapshotFaults(RootFaults):
         self.check_between(root, {"taken", "deleted"})
         names = root.context.files.list("snapshots")
         assert [name for name in names if not name.endswith(".tmp")] == ["new.json"]
-        assert {name for _, name in root.context.live.read(lambda txn: list(LEASES.keys(txn)))} == {
-            "snapshot:new"
-        }
+        assert _leases(root) == {"snapshot:new"}
         assert root.context.state.read(lambda txn: list(SNAPSHOTS.keys(txn))) == [("new",)]
         assert healthy(root)
+
+
+def _leases(root: Root) -> set[str]:
+    return {name for _, name in root.context.live.read(lambda txn: list(LEASES.keys(txn)))}
 
 
 FAULTS = SnapshotFaults()
