@@ -80,7 +80,7 @@ CONFIGS = {
 
 KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
     "share_consumer": dict.fromkeys(ShareConsumerConfig.__settings__, SAME),
-    "share_group": dict.fromkeys(ShareGroupConfig.__settings__, SAME),
+    "share_group": dict.fromkeys(ShareGroupConfig.__annotations__, SAME),
     "topic": {
         "index_interval_bytes": "`4096`",
         "key_serializer": OWN,
@@ -198,6 +198,9 @@ VALUES = {
     ("consumer", "group_id"): "str or `None`",
     ("consumer", "group_instance_id"): "str or `None`",
     ("consumer", "isolation_level"): "`read_uncommitted` or `read_committed`",
+    ("share_group", "share_auto_offset_reset"): (
+        "`latest`, `earliest`, or `by_duration:` and a duration, such as `PT1H`"
+    ),
     ("consumer", "key_deserializer"): "a [deserializer](../values.md#serializers)",
     ("consumer", "partition_assignment_strategy"): "names of assignors, or assignors",
     ("consumer", "value_deserializer"): "a [deserializer](../values.md#serializers)",
@@ -210,6 +213,10 @@ KEPT = {
     ),
     ("producer", "metadata_max_age_ms"): "A change of a topic is seen immediately.",
     ("consumer", "isolation_level"): "No reader sees records that were not published.",
+    ("share_consumer", "share_acquire_mode"): (
+        "A poll never returns more than `max_poll_records`, as with `record_limit`."
+    ),
+    ("share_group", "share_isolation_level"): "No reader sees records that were not published.",
 }
 """Settings that are limits or promises which embedlog keeps at any value, and why."""
 

@@ -51,9 +51,12 @@ def generator():
 
 
 def settings():
-    """Return each kind of setting with the names of its settings."""
+    """Return each kind of setting with the names of its settings, without inherited ones."""
     configs = generator().CONFIGS.items()
-    return [(kind, [*config.__settings__]) for kind, (config, *_) in configs]
+    return [
+        (kind, [name for name in config.__settings__ if name in config.__annotations__])
+        for kind, (config, *_) in configs
+    ]
 
 
 # The reference

@@ -485,9 +485,10 @@ def test_a_member_that_takes_over_before_the_commit_makes_it_fail(log, consumer)
     taken = []
 
     def announce_and_lose(group, member, *rest):
-        announce(group, member, *rest)
+        rows = announce(group, member, *rest)
         with take_over(log, consumer) as other:
             taken.append(first_offset(other))
+        return rows
 
     with patch.object(Group, "announce", announce_and_lose):
         with pytest.raises(CommitFailedError, match="took over"), log.transaction() as t:
