@@ -1,0 +1,1 @@
+"""Kafka's protocol on a log: clients of every language, on a directory."""

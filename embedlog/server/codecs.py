@@ -1,0 +1,99 @@
+"""Kafka's codecs, by pyarrow and zlib; nothing grows past a limit that it was given."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+from embedlog.batch.wire import MAX_BATCH_BYTES
+from embedlog.lazy import pa
+from embedlog.server.error_codes import ApiError, ErrorCode
+
+NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By the number in the attributes of a batch."""
+_XERIAL = b"\x82SNAPPY\0"
+"""Begins the stream of blocks in which Java's clients write snappy."""
+_XERIAL_HEAD = 16
+_CHUNK_BYTES = 1 << 20
+
+
+def decompress(codec: str, data: memoryview, limit: int = MAX_BATCH_BYTES) -> bytes:
+    """Return decompressed bytes.
+
+    Raises:
+        ApiError: The data is damaged, or would be larger than ``limit``.
+    """
+    try:
+        return _DECOMPRESS[codec](data, limit)
+    except (OSError, zlib.error, struct.error, IndexError, pa.ArrowException) as error:
+        raise ApiError(
+            ErrorCode.CORRUPT_MESSAGE, f"The batch is not compressed by {codec}: {error}"
+        ) from error
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        ErrorCode.MESSAGE_TOO_LARGE, f"The batch would decompress to more than {limit} bytes"
+    )
+
+
+def _gzip(data: memoryview, limit: int) -> bytes:
+    stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    result = stream.decompress(data, limit + 1)
+    if len(result) > limit:
+        raise _too_large(limit)
+    if not stream.eof:
+        raise zlib.error("it ends early")
+    return result
+
+
+def _stream(codec: str) -> Callable[[memoryview, int], bytes]:
+    def decompress(data: memoryview, limit: int) -> bytes:
+        chunks, left = [], limit + 1
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
+            while left > 0 and (chunk := stream.read(min(left, _CHUNK_BYTES))):
+                chunks.append(chunk)
+                left -= len(chunk)
+        if left <= 0:
+            raise _too_large(limit)
+        return b"".join(chunks)
+
+    return decompress
+
+
+def _snappy(data: memoryview, limit: int) -> bytes:
+    if data[: len(_XERIAL)] != _XERIAL:
+        return _snappy_block(data, limit)
+    blocks, at, left = [], _XERIAL_HEAD, limit
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        at += 4
+        if not 0 <= size <= len(data) - at:
+            raise OSError(f"a block of {size} bytes where {len(data) - at} are left")
+        block = _snappy_block(data[at : at + size], left)
+        blocks.append(block)
+        left -= len(block)
+        at += size
+    return b"".join(blocks)
+
+
+def _snappy_block(data: memoryview, limit: int) -> bytes:
+    size = shift = 0
+    for byte in data[:5]:
+        size |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    if size > limit:
+        raise _too_large(limit)
+    result: bytes = pa.Codec("snappy").decompress(pa.py_buffer(data), size, asbytes=True)
+    return result
+
+
+_DECOMPRESS: dict[str, Callable[[memoryview, int], bytes]] = {
+    "gzip": _gzip,
+    "snappy": _snappy,
+    "lz4": _stream("lz4"),
+    "zstd": _stream("zstd"),
+}
