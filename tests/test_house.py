@@ -42,6 +42,7 @@ FLOORS = (
     {"maintenance", "convert", "share", "workers"},
     {"mirrors"},
     {"api"},
+    {"server"},
     {"spark", "cli", "testing", "kafka", "opentelemetry"},
     {"pipeline"},
 )

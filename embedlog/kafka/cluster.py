@@ -1,70 +1,21 @@
-"""A log as a cluster: each directory is a broker.
-
-A log in one directory is one broker, number 0.  In several, the brokers have the ids of the
-directories (`Log.replicas`), and those are alive that are online.
-"""
+"""What kafka-python's clients ask of a cluster, of a log whose directories are its brokers."""
 
 from __future__ import annotations
 
 import collections
-import tomllib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from embedlog.errors import UnknownTopicOrPartitionError
-from embedlog.files.paths import FORMAT_FILE
-from embedlog.partition.partition_log import ReplicaPlacement
-from embedlog.replication.root import ReplicatedRoot
+from embedlog.server.cluster import NO_LEADER, controller_id, nodes, placement
 
 if TYPE_CHECKING:
     from embedlog.api import Log
 
-NODE = 0
-"""The id of the broker of a log in one directory."""
 HOST, PORT = "localhost", 0
-NO_LEADER = -1
 
 BROKER_VERSION = (4, 1)
 """The release of Kafka whose behavior clients can expect; in ``config["api_version"]``."""
 Broker = collections.namedtuple("Broker", "node_id host port rack")
-
-
-class DirectoryNode(NamedTuple):
-    """A directory as a broker."""
-
-    id: int
-    path: str
-    rack: str | None
-
-
-def cluster_id(log: Log) -> str:
-    """Return the id of a log."""
-    if isinstance(log.root, ReplicatedRoot):
-        return log.root.cluster_id
-    text = log.root.context.files.read_file(FORMAT_FILE).decode()
-    return str(tomllib.loads(text)["id"])
-
-
-def nodes(log: Log) -> dict[int, DirectoryNode]:
-    """Return the brokers that are alive, by id."""
-    if not isinstance(log.root, ReplicatedRoot):
-        return {NODE: DirectoryNode(NODE, log.path, None)}
-    image = log.root.controller.current().image
-    infos = {each: image.directories[each] for each in image.online}
-    return {each: DirectoryNode(each, info.path, info.rack) for each, info in infos.items()}
-
-
-def controller_id(log: Log) -> int:
-    """Return the id of the controller."""
-    if not isinstance(log.root, ReplicatedRoot):
-        return NODE
-    return log.root.controller.current().directory.id
-
-
-def placement(log: Log, topic: str, partition: int) -> ReplicaPlacement:
-    """Return the brokers of a partition."""
-    if not isinstance(log.root, ReplicatedRoot):
-        return ReplicaPlacement(NODE, (NODE,), (NODE,))
-    return log.root.partition(topic, partition).placement
 
 
 class LogCluster:

@@ -13,12 +13,14 @@ allocated, so what a request takes in memory is bounded by its size.
 from __future__ import annotations
 
 import json
+import operator
 import pkgutil
 import re
 import struct
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -31,8 +33,14 @@ Encode = Callable[[Callable[[bytes], object], Any], None]
 
 API_VERSIONS = 18
 _FIXED = {
-    **{"bool": "?", "int8": "b", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I"},
-    **{"int64": "q", "float64": "d"},
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
 }
 _HEADER = struct.Struct(">hhih")
 _INT = struct.Struct(">i")
@@ -234,9 +242,12 @@ def _size_decoder(field: _Field, width: struct.Struct, item: int = 1) -> Decode:
 
 def _bytes_decoder(field: _Field) -> Decode:
     """Return what decodes text, bytes, or records, of which it returns a view."""
-    convert: Callable[[memoryview], Any] = {
-        **{"string": partial(str, encoding="utf-8"), "bytes": bytes, "records": memoryview}
-    }[field.kind]
+    kinds: dict[str, Callable[[memoryview], Any]] = {
+        "string": partial(str, encoding="utf-8"),
+        "bytes": bytes,
+        "records": memoryview,
+    }
+    convert = kinds[field.kind]
     size_of = _size_decoder(field, struct.Struct(">h") if field.kind == "string" else _INT)
 
     def decode(view: memoryview, at: int) -> tuple[Any, int]:
@@ -247,7 +258,8 @@ def _bytes_decoder(field: _Field) -> Decode:
 
 
 def _uuid(view: memoryview, at: int) -> tuple[UUID, int]:
-    return UUID(bytes=bytes(view[at : at + 16])) if at + 16 <= len(view) else view[len(view)], at + 16
+    stop = at + _length(view, at, 16, False)
+    return UUID(bytes=bytes(view[at:stop])), stop
 
 
 def _value_decoder(field: _Field, flexible: bool) -> Decode:
@@ -315,8 +327,7 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
     runs = list(_runs(fields))
     tagged = [field for field in fields if field.present and field.tag is not None]
     rest = [field for field in fields if not field.present or field.tag is not None]
-    kind: Any = namedtuple(name, [each.name for each in (*sum(runs, []), *rest)])  # noqa: PYI024
-    make = partial(tuple.__new__, kind)
+    make = partial(tuple.__new__, _tuple_type(name, [*chain.from_iterable(runs), *rest]))
     steps: list[tuple[struct.Struct | None, Any]] = []
     for run in runs:
         if run[0].kind in _FIXED and not run[0].is_array:
@@ -348,8 +359,11 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
 def _decoded_default(field: _Field) -> Any:
     if not isinstance(field.default, dict):
         return field.default
-    kind: Any = namedtuple(field.kind, list(field.default))  # noqa: PYI024
-    return kind(*map(_decoded_default, field.fields))
+    return _tuple_type(field.kind, field.fields)(*map(_decoded_default, field.fields))
+
+
+def _tuple_type(name: str, fields: Iterable[_Field]) -> Any:
+    return namedtuple(name, [each.name for each in fields])
 
 
 def _read_tags(
@@ -424,10 +438,9 @@ def _bytes_encoder(field: _Field) -> Encode:
 
 def _value_encoder(field: _Field, flexible: bool) -> Encode:
     if field.kind in _FIXED:
-        pack = struct.Struct(">" + _FIXED[field.kind]).pack
-        return lambda write, value: void(write(pack(value)))
+        return _written_by(struct.Struct(">" + _FIXED[field.kind]).pack)
     if field.kind == "uuid":
-        return lambda write, value: void(write(value.bytes))
+        return _written_by(operator.attrgetter("bytes"))
     if field.kind in ("string", "bytes", "records"):
         return _bytes_encoder(field)
     inner = _struct_encoder(field.fields, flexible)
@@ -442,8 +455,11 @@ def _value_encoder(field: _Field, flexible: bool) -> Encode:
     return encode
 
 
-def void(_: object) -> None:
-    """Return None."""
+def _written_by(convert: Callable[[Any], bytes]) -> Encode:
+    def encode(write: Callable[[bytes], object], value: Any) -> None:
+        write(convert(value))
+
+    return encode
 
 
 def _array_encoder(field: _Field, flexible: bool) -> Encode:

@@ -31,6 +31,8 @@ _LEAST_RECORD = 7
 _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 7, 8, 16, 32
 _MAX_VARINT = 10
 Headers = list[tuple[str, bytes | None]]
+Lists = tuple[list[Any], list[Any], list[int], list[Headers] | None]
+"""Values, keys, timestamps, and headers if a record has any."""
 
 
 def _corrupt(text: str) -> ApiError:
@@ -51,20 +53,22 @@ class WireBatch(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    record_count: int
     codec: str
     records: memoryview
     """As they came, perhaps compressed."""
     raw: memoryview
     """The whole batch."""
 
-    def lists(self) -> tuple[list[Any], list[Any], list[int], list[Headers] | None]:
+    def lists(self) -> Lists:
         """Return values, keys, timestamps and headers; no headers if no record has any.
 
         Raises:
             ApiError: The records are damaged.
         """
-        return _checked(_read_lists, self._plain(), self.count, self.base_timestamp)
+        plain, count = self._plain(), self.record_count
+        lists: Lists = _checked(_read_lists, plain, count, self.base_timestamp)
+        return lists
 
     def columns(self) -> Any:
         """Return a `pyarrow.RecordBatch` with the columns of `embedlog.batch.schema`.
@@ -73,9 +77,9 @@ class WireBatch(NamedTuple):
             ApiError: The records are damaged.
         """
         plain = self._plain()
-        if self.count <= _FEW:
-            return from_lists(*_checked(_read_lists, plain, self.count, self.base_timestamp))
-        return _checked(_read_columns, plain, self.count, self.base_timestamp)
+        if self.record_count <= _FEW:
+            return from_lists(*_checked(_read_lists, plain, self.record_count, self.base_timestamp))
+        return _checked(_read_columns, plain, self.record_count, self.base_timestamp)
 
     def encoded(self, compression: str) -> EncodedBatch:
         """Return the batch as a log has it.
@@ -87,7 +91,7 @@ class WireBatch(NamedTuple):
             ApiError: The records are damaged.
             RecordTooLargeError: They are too large for a batch of the log.
         """
-        if self.count <= _FEW:
+        if self.record_count <= _FEW:
             return encode_lists(*self.lists(), compression=compression)
         return encode(self.columns(), compression)
 
@@ -110,7 +114,8 @@ def read_batch(records: memoryview | None) -> WireBatch:
             raise _invalid(f"Message format {records[16]} is too old: batches have version 2")
         raise _corrupt(f"A batch has at least {HEAD.size} bytes, got {len(records)}")
     fields = HEAD.unpack_from(records)
-    (_, length, _, magic, crc, attributes, last_delta, base_timestamp, _, *producer, count) = fields
+    _, length, _, magic, crc, attributes, last_delta, base_timestamp, _ = fields[:9]
+    producer_id, producer_epoch, sequence, count = fields[9:]
     if magic != 2:
         raise _invalid(f"Message format {magic} is not supported: batches must have version 2")
     end = _LENGTH_AT + length
@@ -131,6 +136,7 @@ def read_batch(records: memoryview | None) -> WireBatch:
     if count <= 0 or last_delta != count - 1:
         raise _invalid(f"The batch has {count} records with offsets up to {last_delta}")
     codec = NAMES[attributes & _CODEC]
+    producer = producer_id, producer_epoch, sequence
     return WireBatch(base_timestamp, *producer, count, codec, records[HEAD.size :], records)
 
 
@@ -178,9 +184,7 @@ def _read_headers(plain: bytes, at: int, count: int) -> tuple[Headers, int]:
     return headers, at
 
 
-def _read_lists(
-    plain: bytes, count: int, base_timestamp: int
-) -> tuple[list[Any], list[Any], list[int], list[Headers] | None]:
+def _read_lists(plain: bytes, count: int, base_timestamp: int) -> Lists:
     values, keys, times, headers, at = [], [], [], [], 0
     for number in range(count):
         length, at = _read_varint(plain, at)

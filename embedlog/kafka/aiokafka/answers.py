@@ -11,22 +11,13 @@ from embedlog.api import Log
 from embedlog.config import TopicConfig
 from embedlog.config.values import setting_text
 from embedlog.errors import EmbedlogError
-from embedlog.kafka.admin_service import AdminService
 from embedlog.kafka.aiokafka.errors import translated
 from embedlog.kafka.aiokafka.library import errors, structs
-from embedlog.kafka.cluster import (
-    BROKER_VERSION,
-    HOST,
-    NO_LEADER,
-    PORT,
-    LogCluster,
-    cluster_id,
-    controller_id,
-    nodes,
-    placement,
-)
+from embedlog.kafka.cluster import BROKER_VERSION, HOST, PORT, LogCluster
 from embedlog.kafka.library import load
 from embedlog.record import TopicPartition
+from embedlog.server.admin_service import AdminService
+from embedlog.server.cluster import NO_LEADER, cluster_id, controller_id, nodes, placement
 from embedlog.tasks import in_thread
 
 _types: Any = load("aiokafka.protocol.types")

@@ -12,16 +12,7 @@ from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import TopicConfig
 from embedlog.config.values import setting_text
 from embedlog.errors import EmbedlogError
-from embedlog.kafka.admin_service import AdminService, changed_setting
-from embedlog.kafka.cluster import (
-    HOST,
-    PORT,
-    DirectoryNode,
-    cluster_id,
-    controller_id,
-    nodes,
-    placement,
-)
+from embedlog.kafka.cluster import HOST, PORT
 from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.kafka_errors import KafkaException, error_of, exception, translated
 from embedlog.kafka.confluent.library import (
@@ -34,6 +25,8 @@ from embedlog.kafka.confluent.library import admin as library
 from embedlog.kafka.library import public_name
 from embedlog.record import OffsetAndMetadata
 from embedlog.record import TopicPartition as Partition
+from embedlog.server.admin_service import AdminService, changed_setting
+from embedlog.server.cluster import DirectoryNode, cluster_id, controller_id, nodes, placement
 
 TopicPartition: Any = confluent_kafka.TopicPartition
 _GroupState: Any = confluent_kafka.ConsumerGroupState

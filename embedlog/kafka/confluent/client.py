@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Any
 from embedlog.api import Log
 from embedlog.kafka.bootstrap import LogAddress, attach
 from embedlog.kafka.client_type import Client
-from embedlog.kafka.cluster import (
-    HOST,
-    NO_LEADER,
-    PORT,
-    cluster_id,
-    controller_id,
-    nodes,
-    placement,
-)
+from embedlog.kafka.cluster import HOST, PORT
 from embedlog.kafka.confluent.kafka_errors import kafka_error, translated
 from embedlog.kafka.confluent.library import admin, filled
 from embedlog.kafka.confluent.settings import address_of, client_settings, names_servers
+from embedlog.server.cluster import NO_LEADER, cluster_id, controller_id, nodes, placement
 
 
 class LogClient(Client):

@@ -27,7 +27,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
     WakeupError,
 )
-from embedlog.kafka.admin_service import MAX_TIMESTAMP, AdminService
 from embedlog.kafka.confluent.client import LogClient
 from embedlog.kafka.confluent.kafka_errors import (
     KafkaError,
@@ -48,6 +47,7 @@ from embedlog.kafka.confluent.settings import ClientSettings, Statistics, consum
 from embedlog.kafka.confluent.turns import Turns
 from embedlog.record import OffsetAndMetadata, Record
 from embedlog.record import TopicPartition as Partition
+from embedlog.server.admin_service import MAX_TIMESTAMP, AdminService
 
 _LOGGER = logging.getLogger("embedlog.kafka")
 

@@ -1,4 +1,4 @@
-"""What the admin clients of both libraries do with a log; results have no type of either."""
+"""What all admin clients do with a log, in this process and on the wire."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownMemberIdError,
 )
-from embedlog.kafka.cluster import nodes, placement
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication.placement import assign_replicas
+from embedlog.server.cluster import nodes, placement
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 """Kafka's numbers for offsets to look up; others that are negative mean nothing on a log."""
@@ -177,17 +177,36 @@ class AdminService:
         self, group_id: str, partitions: Iterable[Any] | None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the commits of a group, by default all of them; None for a partition without."""
-        committed = {}
         group = open_group(self._log.root, group_id)
-        with suppress(GroupIdNotFoundError):
-            committed = {part: row.position for part, row in group.snapshot().committed.items()}
-        chosen = committed if partitions is None else [TopicPartition(*part) for part in partitions]
-        return {partition: committed.get(partition) for partition in chosen}
+        if partitions is None:
+            with suppress(GroupIdNotFoundError):
+                rows = group.snapshot().committed.items()
+                return {partition: row.position for partition, row in rows}
+            return {}
+        chosen, infos = [TopicPartition(*part) for part in partitions], self._log.root.topics()
+        existing = (
+            part
+            for part in chosen
+            if part.topic in infos and 0 <= part.partition < infos[part.topic].partitions
+        )
+        found = group.committed(existing)
+        return {part: row and row.position for part in chosen for row in [found.get(part)]}
 
     def commit_offsets(
-        self, group_id: str, positions: Mapping[TopicPartition, OffsetAndMetadata]
+        self,
+        group_id: str,
+        positions: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        durable: bool = True,
     ) -> dict[TopicPartition, EmbedlogError | None]:
-        """Commit for a group without members; return the error of each partition, or None."""
+        """Commit for a group without members; return the error of each partition, or None.
+
+        Args:
+            group_id: The group.
+            positions: What to commit.
+            durable: Whether the commits survive a power cut in any case; else as those of
+                consumers do.
+        """
         group = open_group(self._log.root, group_id)
         outcomes: dict[TopicPartition, EmbedlogError | None] = dict.fromkeys(positions)
         for partition, position in positions.items():
@@ -197,7 +216,7 @@ class AdminService:
                 outcomes[partition] = error
         valid = {part: positions[part] for part in positions if not outcomes[part]}
         try:
-            group.reset(valid)
+            (group.reset if durable else group.commit)(valid)
         except NonEmptyGroupError as error:
             # Brokers have this code for a commit that no member made.
             outcomes |= dict.fromkeys(valid, UnknownMemberIdError(str(error)))

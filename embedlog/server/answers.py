@@ -1,0 +1,720 @@
+"""A log answers the requests of Kafka's protocol that administer it, as a cluster would.
+
+`Answers.create_topics` answers ``CreateTopicsRequest``, and so on, for clients on the wire as for
+the admin client of kafka-python on a log.  A request has the fields of Kafka's schemas as
+attributes, and an answer is a dict of those of the response; what is left out has its default.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from embedlog.api import Log
+from embedlog.catalog import INTERNAL, TopicInfo, epochs
+from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.config.values import setting_text
+from embedlog.errors import EmbedlogError, GroupIdNotFoundError
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.replication import reassign
+from embedlog.replication.root import ReplicatedRoot
+from embedlog.server.admin_service import AdminService, changed_setting
+from embedlog.server.cluster import (
+    NO_LEADER,
+    cluster_id,
+    controller_id,
+    nodes,
+    placement,
+    topic_id,
+)
+from embedlog.server.error_codes import ApiError, ErrorCode, code_of
+from embedlog.server.protocol import encode
+
+Fields = dict[str, Any]
+"""A response, or a part of one."""
+
+TOPIC, BROKER = 2, 4
+"""Kafka's numbers for resources that have settings."""
+_TYPES = {bool: 1, type(None): 1, int: 5, float: 6, str: 2}
+"""Kafka's numbers for types of settings."""
+_OF_TOPIC, _OF_BROKER, _DEFAULT = 1, 4, 5
+"""Kafka's numbers for where the value of a setting is from."""
+_OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
+"""By their numbers in IncrementalAlterConfigs."""
+
+
+class Caller(NamedTuple):
+    """Who asks, as far as answers depend on it."""
+
+    host: str
+    """The address at which the caller has reached the log, which answers give as that of all
+    brokers."""
+    port: int
+    node: int
+    """The broker that is asked."""
+    client_id: str = ""
+    client_host: str = ""
+    version: int = 1 << 15
+    """The version of the request."""
+    is_admin: bool = False
+    """Whether it is an admin client in this process, whose commits are durable."""
+
+
+class Answers:
+    """Answers requests.
+
+    Args:
+        log: The log.
+        note: Is passed the errors that answers have as codes.
+    """
+
+    def __init__(
+        self, log: Log, note: Callable[[EmbedlogError | ApiError], object] = lambda _: None
+    ) -> None:
+        self.log, self.note = log, note
+        self.service = AdminService(log)
+        self._names: tuple[int, dict[UUID, str]] = -1, {}
+
+    # Outcomes
+
+    def outcome(self, call: Callable[..., Fields | None], *args: Any) -> Fields:
+        """Return the fields that a call returns, or the code and the text of its error."""
+        try:
+            return {"error_code": 0, "error_message": None, **(call(*args) or {})}
+        except (EmbedlogError, ApiError) as error:
+            return self.failure(error)
+
+    def failure(self, error: EmbedlogError | ApiError) -> Fields:
+        """Return the code and the text of an error."""
+        self.note(error)
+        return {"error_code": int(code_of(error)), "error_message": str(error)}
+
+    def each(
+        self, items: Iterable[Any], names: tuple[str, ...], call: Callable[[Any], Fields | None]
+    ) -> list[Fields]:
+        """Return the outcome of a call for each item, with the fields that identify the item."""
+        return [
+            {**{name: getattr(item, name) for name in names}, **self.outcome(call, item)}
+            for item in items
+        ]
+
+    def each_partition(
+        self, topics: Iterable[Any], call: Callable[[TopicPartition, Any], Fields | None]
+    ) -> list[Fields]:
+        """Return the outcome of a call for each partition of a request, by topic."""
+        return by_topic((part, self.outcome(call, part, item)) for part, item in _items(topics))
+
+    def topic_name(self, number: UUID) -> str | None:
+        """Return the name of the topic that has an id; None without one."""
+        version = self.log.root.version()
+        if version != self._names[0]:
+            infos = self.log.root.topics()
+            self._names = version, {topic_id(self.log, each): n for n, each in infos.items()}
+        return self._names[1].get(number)
+
+    def named(self, name: str | None, number: UUID) -> str:
+        """Return the name of a topic that a request names, or has the id of.
+
+        Raises:
+            ApiError: No topic has the id.
+        """
+        found = name or self.topic_name(number)
+        if found is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with the id {number}")
+        return found
+
+    # Topics and brokers
+
+    def metadata(self, request: Any, caller: Caller) -> Fields:
+        """Answer: brokers, and topics with their partitions."""
+        log = self.log
+        if request.topics is None or (caller.version == 0 and not request.topics):
+            topics = [self._topic(info) for info in log.root.topics().values()]
+        else:
+            create = caller.version < 4 or request.allow_auto_topic_creation
+            topics = [
+                self._asked_topic(each.name, each.topic_id, create) for each in request.topics
+            ]
+        return {
+            "brokers": self._brokers(caller, "node_id"),
+            "cluster_id": cluster_id(log),
+            "controller_id": controller_id(log),
+            "topics": topics,
+        }
+
+    def _asked_topic(self, name: str | None, number: UUID, create: bool) -> Fields:
+        root = self.log.root
+        try:
+            name = self.named(name, number)
+            return self._topic(root.ensure_topic(name) if create else root.topic(name))
+        except (EmbedlogError, ApiError) as error:
+            return {"name": name, "topic_id": number, **self.failure(error)}
+
+    def _topic(self, info: TopicInfo) -> Fields:
+        """Return a topic as Metadata and DescribeTopicPartitions have it."""
+        alive, partitions = nodes(self.log), []
+        tails = self.log.root.tails([info])
+        for number in range(info.partitions):
+            leader, replicas, isr = placement(self.log, info.name, number)
+            tail = tails.get(TopicPartition(info.name, number))
+            partitions.append(
+                {
+                    "error_code": int(ErrorCode.LEADER_NOT_AVAILABLE) if leader is None else 0,
+                    "partition_index": number,
+                    "leader_id": NO_LEADER if leader is None else leader,
+                    "leader_epoch": 0 if tail is None else tail.leader_epoch,
+                    "replica_nodes": list(replicas),
+                    "isr_nodes": list(isr),
+                    "offline_replicas": [each for each in replicas if each not in alive],
+                }
+            )
+        return {
+            "error_code": 0,
+            "name": info.name,
+            "topic_id": topic_id(self.log, info),
+            "is_internal": info.name.startswith(INTERNAL),
+            "partitions": partitions,
+        }
+
+    def _brokers(self, caller: Caller, name: str) -> list[Fields]:
+        return [
+            {name: each.id, "host": caller.host, "port": caller.port, "rack": each.rack}
+            for each in nodes(self.log).values()
+        ]
+
+    def describe_topic_partitions(self, request: Any, caller: Caller) -> Fields:
+        """Answer: topics with their partitions, a page of them."""
+        described, left, cursor = [], request.response_partition_limit, request.cursor
+        for name in sorted(topic.name for topic in request.topics):
+            if cursor is not None and name < cursor.topic_name:
+                continue
+            topic, first = self._asked_topic(name, UUID(int=0), False), 0
+            partitions = topic.get("partitions", [])
+            if cursor is not None and name == cursor.topic_name:
+                first = cursor.partition_index
+            page = partitions[first : first + left]
+            described.append({**topic, "partitions": page})
+            left -= len(page)
+            if first + len(page) < len(partitions):
+                after = {"topic_name": name, "partition_index": first + len(page)}
+                return {"topics": described, "next_cursor": after}
+        return {"topics": described}
+
+    def create_topics(self, request: Any, caller: Caller) -> Fields:
+        """Answer: creates topics, or checks that it could."""
+
+        def create(topic: Any) -> Fields:
+            assigned = {each.partition_index: each.broker_ids for each in topic.assignments or ()}
+            settings = {each.name: each.value for each in topic.configs or ()}
+            count = self.service.create_topic(
+                *(topic.name, topic.num_partitions, settings),
+                replication_factor=topic.replication_factor,
+                replicas=[assigned.get(n, ()) for n in range(max(assigned, default=-1) + 1)],
+                validate_only=request.validate_only,
+            )
+            copies = topic.replication_factor
+            if request.validate_only:
+                return {"num_partitions": count, "replication_factor": copies}
+            info = self.log.root.topic(topic.name)
+            return {
+                "topic_id": topic_id(self.log, info),
+                "num_partitions": count,
+                "replication_factor": len(placement(self.log, topic.name, 0).replicas),
+                "configs": _entries(info.config.to_dict(), TopicConfig().to_dict()),
+            }
+
+        return {"topics": self.each(request.topics, ("name",), create)}
+
+    def delete_topics(self, request: Any, caller: Caller) -> Fields:
+        """Answer: deletes topics."""
+
+        def delete(name: str | None, number: UUID) -> Fields:
+            name = self.named(name, number)
+            deleted = topic_id(self.log, self.log.root.topic(name))
+            self.log.delete_topic(name)
+            return {"name": name, "topic_id": deleted}
+
+        asked = [(topic.name, topic.topic_id) for topic in request.topics or ()]
+        asked += [(name, UUID(int=0)) for name in getattr(request, "topic_names", None) or ()]
+        return {
+            "responses": [
+                {"name": name, "topic_id": number, **self.outcome(delete, name, number)}
+                for name, number in asked
+            ]
+        }
+
+    def create_partitions(self, request: Any, caller: Caller) -> Fields:
+        """Answer: adds partitions."""
+
+        def create(topic: Any) -> None:
+            only_check = request.validate_only
+            self.service.create_partitions(topic.name, topic.count, validate_only=only_check)
+
+        return {"results": self.each(request.topics, ("name",), create)}
+
+    def describe_cluster(self, request: Any, caller: Caller) -> Fields:
+        """Answer: brokers."""
+        return {
+            "cluster_id": cluster_id(self.log),
+            "controller_id": controller_id(self.log),
+            "brokers": self._brokers(caller, "broker_id"),
+        }
+
+    # Copies
+
+    def elect_leaders(self, request: Any, caller: Caller) -> Fields:
+        """Answer: elects leaders."""
+        results = []
+        for topic in request.topic_partitions:
+            chosen = [TopicPartition(topic.topic, number) for number in topic.partitions]
+            elected = self.service.elect_leaders(chosen, unclean=bool(request.election_type))
+            partitions = [
+                {"partition_id": part.partition, "error_code": int(ErrorCode[name or "NONE"])}
+                for part, name in elected.items()
+            ]
+            results.append({"topic": topic.topic, "partition_result": partitions})
+        return {"replica_election_results": results}
+
+    def alter_partition_reassignments(self, request: Any, caller: Caller) -> Fields:
+        """Answer: begins or cancels moves of copies."""
+        root = self.log.root
+        if not isinstance(root, ReplicatedRoot):
+            text = "A log in one directory has no replicas"
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
+        root.context.check_writable()
+
+        def alter(partition: TopicPartition, item: Any) -> Fields | None:
+            if item.replicas is not None:
+                reassign.begin(root, {partition: item.replicas})
+            elif not reassign.cancel(root, [partition]):
+                # It may have ended, or been cancelled, a moment ago.
+                return {"error_code": int(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)}
+            return None
+
+        return {"responses": self.each_partition(request.topics, alter)}
+
+    def list_partition_reassignments(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the moves of copies that are not finished."""
+        root, wanted = self.log.root, None
+        if not isinstance(root, ReplicatedRoot):
+            return {"topics": []}
+        if request.topics is not None:
+            wanted = {(topic.name, n) for topic in request.topics for n in topic.partition_indexes}
+        moving = (
+            (TopicPartition(info.name, number), assignment)
+            for info, number, assignment in root.assignments()
+            if assignment.is_reassigning
+        )
+        topics = by_topic(
+            (
+                part,
+                {
+                    "replicas": list(moves.replicas),
+                    "adding_replicas": [
+                        each for each in moves.adding_replicas if each in moves.target_replicas
+                    ],
+                    "removing_replicas": list(moves.removing_replicas),
+                },
+            )
+            for part, moves in moving
+            if wanted is None or part in wanted
+        )
+        return {"topics": topics}
+
+    def describe_log_dirs(self, request: Any, caller: Caller) -> Fields:
+        """Answer: how many bytes the copies of partitions have."""
+        topics = []
+        for topic in request.topics:
+            copies = []
+            for number in topic.partitions:
+                _, replicas, isr = placement(self.log, topic.topic, number)
+                if caller.node in replicas:
+                    # The copies in sync have the same files.
+                    size = self.log.root.partition(topic.topic, number).size_bytes()
+                    lag = {"offset_lag": 0 if caller.node in isr else -1}
+                    copies.append({"partition_index": number, "partition_size": size, **lag})
+            if copies:
+                topics.append({"name": topic.topic, "partitions": copies})
+        return {"results": [{"log_dir": self._broker(caller.node).path, "topics": topics}]}
+
+    def alter_replica_log_dirs(self, request: Any, caller: Caller) -> Fields:
+        """Accept the directory of a broker, which is its only one.
+
+        AlterPartitionReassignments moves copies to other directories.
+        """
+        path = self._broker(caller.node).path
+        other = int(ErrorCode.LOG_DIR_NOT_FOUND)
+        results = [
+            {
+                "topic_name": topic.name,
+                "partitions": [
+                    {"partition_index": n, "error_code": 0 if directory.path == path else other}
+                    for n in topic.partitions
+                ],
+            }
+            for directory in request.dirs
+            for topic in directory.topics
+        ]
+        return {"results": results}
+
+    # Records
+
+    def delete_records(self, request: Any, caller: Caller) -> Fields:
+        """Answer: deletes the records before an offset; -1 is the end."""
+
+        def delete(partition: TopicPartition, item: Any) -> Fields:
+            offset = item.offset
+            if offset == -1:
+                offset = self.log.root.partition(*partition).end_offset()
+            return {"low_watermark": self.log.delete_records({partition: offset})[partition]}
+
+        return {"topics": self.each_partition(request.topics, delete)}
+
+    def list_offsets(self, request: Any, caller: Caller) -> Fields:
+        """Answer: offsets by time, and the first and last ones."""
+
+        def offset(partition: TopicPartition, item: Any) -> Fields:
+            self._check_epoch(partition, item.current_leader_epoch)
+            found, timestamp, epoch = self.service.offset(*partition, int(item.timestamp))
+            known = -1 if epoch is None else epoch
+            return {"offset": found, "timestamp": timestamp, "leader_epoch": known}
+
+        return {"topics": self.each_partition(request.topics, offset)}
+
+    def _check_epoch(self, partition: TopicPartition, epoch: int) -> int:
+        """Return the leader epoch of a partition, which the caller may know.
+
+        Raises:
+            ApiError: It knows another one.
+        """
+        current = self.log.root.partition(*partition).tail().leader_epoch
+        if -1 < epoch != current:
+            fenced = epoch < current
+            raise ApiError(
+                ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH,
+                f"The leader epoch is {current}, not {epoch}",
+            )
+        return current
+
+    def offset_for_leader_epoch(self, request: Any, caller: Caller) -> Fields:
+        """Answer: where epochs of the log end."""
+
+        def end(name: str, item: Any) -> Fields:
+            partition = TopicPartition(name, item.partition)
+            current = self._check_epoch(partition, item.current_leader_epoch)
+            log, asked = self.log.root.partition(*partition), item.leader_epoch
+            if asked == current:
+                return {"leader_epoch": asked, "end_offset": log.end_offset()}
+            known = log.context.state.read(lambda txn: epochs(txn, log.key))
+            later = [start for epoch, start in known if epoch > asked]
+            if asked < 0 or not later:
+                return {"leader_epoch": -1, "end_offset": -1}
+            earlier = [epoch for epoch, _ in known if epoch <= asked]
+            return {"leader_epoch": max(earlier, default=asked), "end_offset": min(later)}
+
+        topics = []
+        for topic in request.topics:
+            partitions = [
+                {"partition": item.partition, **self.outcome(end, topic.topic, item)}
+                for item in topic.partitions
+            ]
+            topics.append({"topic": topic.topic, "partitions": partitions})
+        return {"topics": topics}
+
+    # Settings
+
+    def describe_configs(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the settings of topics and brokers."""
+
+        def describe(resource: Any) -> Fields:
+            if resource.resource_type == TOPIC:
+                values = self.service.topic_config(resource.resource_name).to_dict()
+                defaults = TopicConfig().to_dict()
+            else:
+                values, defaults = self._settings_of_broker(resource), None
+            keys = resource.configuration_keys
+            if keys is not None:
+                values = {name: value for name, value in values.items() if name in keys}
+            synonyms = request.include_synonyms
+            return {"configs": _entries(values, defaults, synonyms=synonyms)}
+
+        names = "resource_type", "resource_name"
+        return {"results": self.each(request.resources, names, describe)}
+
+    def _settings_of_broker(self, resource: Any) -> dict[str, Any]:
+        if resource.resource_type != BROKER:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "Only topics and brokers have settings")
+        name = resource.resource_name
+        node = self._broker(int(name) if name.isdecimal() else NO_LEADER)
+        values = MaintenanceConfig().to_dict() | {
+            "auto.create.topics.enable": self.log.root.auto_create,
+            "broker.id": node.id,
+            "log.dirs": node.path,
+            "num.partitions": 1,
+        }
+        return values if node.rack is None else {**values, "broker.rack": node.rack}
+
+    def _broker(self, number: int) -> Any:
+        alive = nodes(self.log)
+        if number not in alive:
+            names = ", ".join(map(str, alive))
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"The brokers of the log are {names}")
+        return alive[number]
+
+    def list_config_resources(self, request: Any, caller: Caller) -> Fields:
+        """Answer: what has settings."""
+        names = {TOPIC: self.log.topics(), BROKER: list(map(str, nodes(self.log)))}
+        return {
+            "config_resources": [
+                {"resource_type": kind, "resource_name": name}
+                for kind, of_kind in names.items()
+                for name in of_kind
+                if not request.resource_types or kind in request.resource_types
+            ]
+        }
+
+    def incremental_alter_configs(self, request: Any, caller: Caller) -> Fields:
+        """Answer: changes some settings of topics."""
+
+        def changes(config: TopicConfig, entries: Any) -> dict[str, Any]:
+            return {
+                each.name: changed_setting(
+                    config, each.name, _OPERATIONS[each.config_operation], each.value
+                )
+                for each in entries
+                if 0 <= each.config_operation < len(_OPERATIONS)
+            }
+
+        return self._alter(request, changes)
+
+    def alter_configs(self, request: Any, caller: Caller) -> Fields:
+        """Answer: sets all settings of topics; others get their defaults."""
+
+        def changes(config: TopicConfig, entries: Any) -> dict[str, Any]:
+            return dict.fromkeys(config.overrides()) | {each.name: each.value for each in entries}
+
+        return self._alter(request, changes)
+
+    def _alter(
+        self, request: Any, changes_of: Callable[[TopicConfig, Any], dict[str, Any]]
+    ) -> Fields:
+        def alter(resource: Any) -> None:
+            if resource.resource_type != TOPIC:
+                text = "Only the settings of topics can be changed"
+                raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
+            name = resource.resource_name
+            changes = changes_of(self.service.topic_config(name), resource.configs or ())
+            self.service.alter_topic(name, changes, validate_only=request.validate_only)
+
+        identity = ("resource_type", "resource_name")
+        return {"responses": self.each(request.resources, identity, alter)}
+
+    # Groups
+
+    def list_groups(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the groups."""
+        states, groups = request.states_filter, []
+        if caller.node == controller_id(self.log) and "classic" in (
+            request.types_filter or ["classic"]
+        ):
+            for name in self.log.groups:
+                state = self.log.groups[name].state
+                if not states or state in states:
+                    facts = {"group_id": name, "protocol_type": "consumer", "group_state": state}
+                    groups.append({**facts, "group_type": "classic"})
+        return {"groups": groups}
+
+    def describe_groups(self, request: Any, caller: Caller) -> Fields:
+        """Answer: groups with their members."""
+        return {"groups": [self.described_group(name, caller) for name in request.groups]}
+
+    def described_group(self, name: str, caller: Caller) -> Fields:
+        """Return a group as DescribeGroups has it."""
+        group = self.service.group(name)
+        if group is None:
+            error = GroupIdNotFoundError("The group does not exist", group=name)
+            code = self.failure(error) if caller.version >= 6 else {}
+            return {"group_id": name, "group_state": "Dead", "members": [], **code}
+        return {
+            "group_id": name,
+            "group_state": group.state,
+            "protocol_type": "consumer",
+            "protocol_data": group.assignor or "",
+            "members": [_member(each, caller.host) for each in group.members],
+        }
+
+    def delete_groups(self, request: Any, caller: Caller) -> Fields:
+        """Answer: deletes groups with their offsets."""
+
+        def delete(name: str) -> None:
+            self.log.groups[name].delete()
+
+        names = request.groups_names
+        return {"results": [{"group_id": name, **self.outcome(delete, name)} for name in names]}
+
+    def offset_fetch(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the committed offsets of groups."""
+        if caller.version < 8:
+            found = self.outcome(self._offsets_of, request.group_id, request.topics)
+            return {"topics": [], **found}
+        return {
+            "groups": [
+                {
+                    "group_id": each.group_id,
+                    **self.outcome(self._offsets_of, each.group_id, each.topics),
+                }
+                for each in request.groups
+            ]
+        }
+
+    def _offsets_of(self, group: str, topics: Any) -> Fields:
+        wanted, unknown = None, []
+        if topics is not None:
+            wanted = []
+            for topic in topics:
+                name = topic.name or self.topic_name(topic.topic_id)
+                if name is None:
+                    code = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
+                    parts = [{"partition_index": n, **code} for n in topic.partition_indexes]
+                    unknown.append({"topic_id": topic.topic_id, "partitions": parts})
+                    continue
+                wanted += [(name, number) for number in topic.partition_indexes]
+        committed = self.service.committed(group, wanted)
+        found = by_topic((part, _position(position)) for part, position in committed.items())
+        infos = self.log.root.topics()
+        for topic in found:
+            if topic["name"] in infos:
+                topic["topic_id"] = topic_id(self.log, infos[topic["name"]])
+        return {"topics": found + unknown}
+
+    def offset_commit(self, request: Any, caller: Caller) -> Fields:
+        """Answer: commits offsets of a group that has no members."""
+        names = [topic.name or self.topic_name(topic.topic_id) for topic in request.topics]
+        named = list(zip(names, request.topics, strict=True))
+        positions = {
+            TopicPartition(name, item.partition_index): _committed(item)
+            for name, topic in named
+            if name is not None
+            for item in topic.partitions
+        }
+        outcomes = {
+            part: {"error_code": 0} if error is None else self.failure(error)
+            for part, error in self.service.commit_offsets(
+                request.group_id, positions, durable=caller.is_admin
+            ).items()
+        }
+        no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
+        return {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "topic_id": topic.topic_id,
+                    "partitions": [
+                        {
+                            "partition_index": n,
+                            **outcomes.get(TopicPartition(name or "", n), no_topic),
+                        }
+                        for n in (item.partition_index for item in topic.partitions)
+                    ],
+                }
+                for name, topic in named
+            ]
+        }
+
+    def offset_delete(self, request: Any, caller: Caller) -> Fields:
+        """Answer: deletes committed offsets."""
+        group = self.log.groups[request.group_id]
+        topics = self.each_partition(
+            request.topics, lambda partition, _: group.delete_offsets([partition])
+        )
+        return {"topics": topics}
+
+    def leave_group(self, request: Any, caller: Caller) -> Fields:
+        """Answer: removes members of a group."""
+        group = self.log.groups[request.group_id]
+
+        def remove(member: Any) -> None:
+            group.remove_members(member.member_id or member.group_instance_id)
+
+        identity = ("member_id", "group_instance_id")
+        return {"members": self.each(request.members, identity, remove)}
+
+
+def _items(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
+    """Yield the partitions that a request names, with what it says of each."""
+    for topic in topics:
+        for item in topic.partitions:
+            yield TopicPartition(topic.name, item.partition_index), item
+
+
+def by_topic(results: Iterable[tuple[TopicPartition, Fields]]) -> list[Fields]:
+    """Return the results of partitions as a response has them."""
+    topics: dict[str, list[Fields]] = {}
+    for (topic, number), fields in results:
+        topics.setdefault(topic, []).append({"partition_index": number, **fields})
+    return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+
+
+def _entries(
+    values: dict[str, Any], defaults: dict[str, Any] | None, *, synonyms: bool = False
+) -> list[Fields]:
+    """Return settings as DescribeConfigs has them; those without defaults are of a broker."""
+    entries = []
+    for name, value in values.items():
+        source = _OF_BROKER
+        if defaults is not None:
+            source = _DEFAULT if value == defaults[name] else _OF_TOPIC
+        entry: Fields = {
+            "name": name,
+            "value": setting_text(value),
+            "read_only": defaults is None,
+            "config_source": source,
+            "config_type": _TYPES[type(value)],
+        }
+        if synonyms:
+            found = [(value, source)]
+            if source == _OF_TOPIC and defaults is not None:
+                found.append((defaults[name], _DEFAULT))
+            entry["synonyms"] = [
+                {"name": name, "value": setting_text(each), "source": number}
+                for each, number in found
+            ]
+        entries.append(entry)
+    return entries
+
+
+def _committed(item: Any) -> OffsetAndMetadata:
+    epoch = item.committed_leader_epoch
+    metadata = item.committed_metadata or ""
+    return OffsetAndMetadata(item.committed_offset, metadata, None if epoch < 0 else epoch)
+
+
+def _position(committed: OffsetAndMetadata | None) -> Fields:
+    offset, metadata, epoch = committed or OffsetAndMetadata(-1, "", None)
+    known = -1 if epoch is None else epoch
+    return {"committed_offset": offset, "metadata": metadata, "committed_leader_epoch": known}
+
+
+def _member(member: Any, host: str) -> Fields:
+    """Return a member of a group of the log as a consumer would have described itself."""
+    assigned: dict[str, list[int]] = {}
+    for topic, number in sorted(member.partitions):
+        assigned.setdefault(topic, []).append(number)
+    partitions = [{"topic": name, "partitions": numbers} for name, numbers in assigned.items()]
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "client_id": member.client_id,
+        "client_host": f"/{host}",
+        "member_metadata": versioned("ConsumerProtocolSubscription", topics=list(member.topics)),
+        "member_assignment": versioned(
+            "ConsumerProtocolAssignment", assigned_partitions=partitions
+        ),
+    }
+
+
+def versioned(name: str, **fields: Any) -> bytes:
+    """Return a message of consumers to each other, with its version before it."""
+    return struct.pack(">h", 0) + encode(name, 0, fields)
