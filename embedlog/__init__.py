@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from embedlog.retry import Retry
     from embedlog.share.share_consumer import ShareConsumer
     from embedlog.share.stored_records import ShareRecord
+    from embedlog.server.server import KafkaServer, serve
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.splits.split import Split
 
@@ -87,6 +88,7 @@ _NAMES = {
     "retry": "Retry",
     "share.share_consumer": "ShareConsumer",
     "share.stored_records": "ShareRecord",
+    "server.server": "KafkaServer serve",
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -102,6 +104,7 @@ __all__ = [
     "GroupRun",
     "Groups",
     "Housekeeping",
+    "KafkaServer",
     "Log",
     "LogAt",
     "MirrorRun",
@@ -130,6 +133,7 @@ __all__ = [
     "open_snapshot",
     "restore",
     "run_group",
+    "serve",
 ]
 
 

@@ -376,14 +376,14 @@ class Answers:
         """Answer: offsets by time, and the first and last ones."""
 
         def offset(partition: TopicPartition, item: Any) -> Fields:
-            self._check_epoch(partition, item.current_leader_epoch)
+            self.check_epoch(partition, item.current_leader_epoch)
             found, timestamp, epoch = self.service.offset(*partition, int(item.timestamp))
             known = -1 if epoch is None else epoch
             return {"offset": found, "timestamp": timestamp, "leader_epoch": known}
 
         return {"topics": self.each_partition(request.topics, offset)}
 
-    def _check_epoch(self, partition: TopicPartition, epoch: int) -> int:
+    def check_epoch(self, partition: TopicPartition, epoch: int) -> int:
         """Return the leader epoch of a partition, which the caller may know.
 
         Raises:
@@ -403,7 +403,7 @@ class Answers:
 
         def end(name: str, item: Any) -> Fields:
             partition = TopicPartition(name, item.partition)
-            current = self._check_epoch(partition, item.current_leader_epoch)
+            current = self.check_epoch(partition, item.current_leader_epoch)
             log, asked = self.log.root.partition(*partition), item.leader_epoch
             if asked == current:
                 return {"leader_epoch": asked, "end_offset": log.end_offset()}

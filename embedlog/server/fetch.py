@@ -1,0 +1,186 @@
+"""Answers fetch requests: batches of the log become batches of the wire."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from embedlog.batch import Batch
+from embedlog.errors import EmbedlogError
+from embedlog.partition import PartitionLog, PartitionReader
+from embedlog.partition.tail import Tail
+from embedlog.record import TopicPartition
+from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.memory import MemoryBudget
+from embedlog.server.record_batches import write_batches
+from embedlog.server.tail_cache import TailCache
+from embedlog.server.tail_watch import TailWatch
+
+MAX_ANSWER_BYTES = 55 << 20
+"""The most records in an answer, as Kafka's ``fetch.max.bytes``."""
+_READ_BYTES = 1 << 20
+"""How much of a partition is converted at a time."""
+_ZSTD_SINCE = 10
+"""The first version of fetch requests whose clients know zstd."""
+_MAX_CURSORS = 1000
+_INVALID_SESSION = 0, -1
+"""The epochs of a request that is not part of a fetch session, or begins one."""
+
+
+class _Cursor:
+    """Where a connection reads a partition, and the batches that were read beyond that."""
+
+    def __init__(self, reader: PartitionReader) -> None:
+        self.reader, self.offset = reader, reader.offset
+        self._ahead: list[Batch] = []
+
+    def take(self, max_bytes: int) -> list[Batch]:
+        """Return the next batches: at least one, unless this is the end."""
+        batches = self._ahead or self.reader.read(min(max_bytes, _READ_BYTES))
+        count = size = 0
+        for batch in batches:
+            # What a compressed batch takes on the wire is known when it is decoded.
+            size += batch.size * (4 if batch.is_compressed else 1)
+            if count and size > max_bytes:
+                break
+            count += 1
+        self._ahead = batches[count:]
+        if count:
+            self.offset = batches[count - 1].next_offset
+        return batches[:count]
+
+
+class Fetcher:
+    """Answers the fetch requests of one connection.
+
+    Args:
+        answers: Of the log.
+        cache: Batches that producers sent.
+        watch: Wakes requests that wait for records.
+        memory: What all answers together may take.
+    """
+
+    def __init__(
+        self, answers: Answers, cache: TailCache, watch: TailWatch, memory: MemoryBudget
+    ) -> None:
+        self.answers = answers
+        self._cache, self._watch, self._memory = cache, watch, memory
+        self._cursors: OrderedDict[bytes, _Cursor] = OrderedDict()
+        self._granted = 0
+
+    def fetch(self, request: Any, caller: Caller) -> Fields:
+        """Answer: records, once there are enough of them, or at the end of the client's wait.
+
+        Each request is answered as a full one, outside of fetch sessions.
+        """
+        if request.session_epoch not in _INVALID_SESSION:
+            return {"error_code": int(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)}
+        deadline = monotonic() + max(request.max_wait_ms, 0) / 1000
+        while True:
+            self.sent()
+            answer = _Answer(self, request, caller)
+            topics = answer.topics()
+            enough = answer.size >= request.min_bytes or answer.failed or not answer.ends
+            if enough or monotonic() >= deadline:
+                return {"responses": topics}
+            self._watch.wait(answer.ends, deadline)
+
+    def grant(self, wanted: int) -> int:
+        """Return how many bytes an answer may have, of those that all may have together."""
+        self._granted += (granted := self._memory.take(wanted, least=_READ_BYTES))
+        return granted
+
+    def sent(self) -> None:
+        """Give back what the last answer took."""
+        granted, self._granted = self._granted, 0
+        self._memory.give_back(granted)
+
+    def read(self, log: PartitionLog, tail: Tail, item: Any, limit: int, version: int) -> bytes:
+        """Return batches of the wire from an offset on; empty at the end."""
+        offset, end = item.fetch_offset, log.visible_end(tail)
+        if not tail.start_offset <= offset < end:
+            log.reader(offset)  # It raises unless the offset is the end.
+            return b""
+        epoch, zstd = tail.leader_epoch, version >= _ZSTD_SINCE
+        found = self._cache.get(log, offset, end, epoch, limit, zstd=zstd)
+        if not found:
+            cursor = self._cursors.pop(log.key, None)
+            if cursor is None or cursor.offset != offset:
+                cursor = _Cursor(log.reader(offset))
+            found = self._converted(log, cursor, limit)
+            self._cursors[log.key] = cursor
+            if len(self._cursors) > _MAX_CURSORS:
+                self._cursors.popitem(last=False)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def _converted(self, log: PartitionLog, cursor: _Cursor, limit: int) -> list[bytes]:
+        rows_of = None
+        if log.schema is not None:
+            from embedlog.server.typed_json import to_wire
+
+            rows_of = partial(to_wire, schema=log.schema)
+        found, size = list[bytes](), 0
+        while size < limit and (batches := cursor.take(limit - size)):
+            found += write_batches(batches, rows_of)
+            size = sum(map(len, found))
+        return found
+
+
+class _Answer:
+    """One look at the partitions of a fetch request."""
+
+    def __init__(self, fetcher: Fetcher, request: Any, caller: Caller) -> None:
+        self._fetcher, self._request, self._version = fetcher, request, caller.version
+        self.size, self.failed = 0, False
+        self.ends: dict[PartitionLog, int] = {}
+        self._left: int | None = None
+
+    def topics(self) -> list[Fields]:
+        """Return the topics of the answer."""
+        return [
+            {
+                "topic": topic.topic,
+                "topic_id": topic.topic_id,
+                "partitions": [self._partition(topic, item) for item in topic.partitions],
+            }
+            for topic in self._request.topics
+        ]
+
+    def _partition(self, topic: Any, item: Any) -> Fields:
+        # librdkafka refuses null in the place of no records.
+        fields = {"partition_index": item.partition, "high_watermark": -1, "records": b""}
+        answers = self._fetcher.answers
+        try:
+            return fields | self._read(answers.named(topic.topic, topic.topic_id), item)
+        except (EmbedlogError, ApiError) as error:
+            self.failed = True
+            return fields | answers.failure(error)
+
+    def _read(self, name: str, item: Any) -> Fields:
+        fetcher = self._fetcher
+        log = fetcher.answers.log.root.partition(name, item.partition)
+        log.refresh()
+        tail = log.tail()
+        partition = TopicPartition(name, item.partition)
+        fetcher.answers.check_epoch(partition, item.current_leader_epoch)
+        end = self.ends[log] = log.visible_end(tail)
+        if self._left is None and item.fetch_offset < end:
+            request = self._request
+            wanted = min(max(request.max_bytes, 0), MAX_ANSWER_BYTES)
+            self._left = fetcher.grant(wanted)
+        records = b""
+        # The first batch of an answer is whole, however large it is (KIP-74).
+        if item.fetch_offset != end and (self._left is None or self._left > 0):
+            limit = max(min(self._left or 0, item.partition_max_bytes), 1)
+            records = fetcher.read(log, tail, item, limit, self._version)
+            self.size += len(records)
+            self._left = (self._left or 0) - len(records)
+        return {
+            "high_watermark": end,
+            "last_stable_offset": end,
+            "log_start_offset": tail.start_offset,
+            "records": records,
+        }

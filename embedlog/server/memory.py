@@ -1,0 +1,48 @@
+"""What requests and answers of all connections together may take in memory."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+
+class MemoryBudget:
+    """A number of bytes that connections take parts of.
+
+    Args:
+        total: How many bytes there are.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._left, self._changed = total, threading.Condition()
+
+    def take(self, wanted: int, least: int) -> int:
+        """Take up to ``wanted`` bytes, and in any case ``least`` of these; return how many."""
+        with self._changed:
+            taken = min(wanted, max(self._left, least))
+            self._left -= taken
+            return taken
+
+    def wait_for(self, size: int, timeout: float) -> bool:
+        """Take so many bytes, once they are there; return whether they were there in time.
+
+        Args:
+            size: At most the total.
+            timeout: In seconds.
+        """
+        deadline = monotonic() + timeout
+        with self._changed:
+            while self._left < size:
+                left = deadline - monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+            self._left -= size
+            return True
+
+    def give_back(self, size: int) -> None:
+        """Give back bytes that were taken."""
+        if size:
+            with self._changed:
+                self._left += size
+                self._changed.notify_all()

@@ -1,0 +1,95 @@
+"""Answers produce requests: batches of the wire become batches of the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embedlog.batch import EncodedBatch
+from embedlog.config.values import compression
+from embedlog.errors import InvalidRecordError
+from embedlog.partition import PartitionLog
+from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.record_batches import WireBatch, read_batch
+from embedlog.server.tail_cache import TailCache
+
+_ZSTD_SINCE = 7
+"""The first version of produce requests in which clients may use zstd."""
+
+
+class Producers:
+    """Answers produce requests, and those for the ids of producers.
+
+    Args:
+        answers: Of the log.
+        cache: Gets the batches that were appended.
+    """
+
+    def __init__(self, answers: Answers, cache: TailCache) -> None:
+        self._answers, self._log, self._cache = answers, answers.log, cache
+
+    def init_producer_id(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the id and the epoch of a producer that has no name."""
+        if request.transactional_id is not None:
+            error = ApiError(ErrorCode.INVALID_REQUEST, "This server has no transactions yet")
+            return self._answers.failure(error)
+        return self._answers.outcome(self._new_producer)
+
+    def _new_producer(self) -> Fields:
+        number, epoch = self._log.root.producer_identity(None)
+        return {"producer_id": number, "producer_epoch": epoch}
+
+    def produce(self, request: Any, caller: Caller) -> Fields | None:
+        """Answer: appends a batch to each partition; None if the client wants no answer."""
+        topics = []
+        for topic in request.topic_data:
+            partitions = []
+            for item in topic.partition_data:
+                args = (topic.name, topic.topic_id, item, request, caller)
+                outcome = self._answers.outcome(self._append, *args)
+                partitions.append({"index": item.index, "base_offset": -1, **outcome})
+            named = {"name": topic.name, "topic_id": topic.topic_id}
+            topics.append({**named, "partition_responses": partitions})
+        return {"responses": topics} if request.acks else None
+
+    def _append(
+        self, name: str, number: Any, item: Any, request: Any, caller: Caller
+    ) -> Fields | None:
+        if request.acks not in (-1, 0, 1):
+            raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks cannot be {request.acks}")
+        log = self._log.root.partition(self._answers.named(name, number), item.index)
+        batch = read_batch(item.records)
+        if batch.codec == "zstd" and caller.version < _ZSTD_SINCE:
+            text = f"Produce requests of version {caller.version} cannot have zstd"
+            raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, text)
+        try:
+            encoded = self._encoded(log, batch)
+            if batch.producer_id >= 0:
+                encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+            acks = "all" if request.acks == -1 else request.acks
+            (receipt,) = log.append([encoded], acks=acks)
+        except InvalidRecordError as error:
+            rows = getattr(error, "indices", None) or ()
+            text = str(error)
+            errors = [{"batch_index": row, "batch_index_error_message": text} for row in rows]
+            return {**self._answers.failure(error), "record_errors": errors}
+        tail = log.tail()
+        if receipt.timestamp is None and not receipt.duplicate and log.schema is None:
+            self._cache.put(log, receipt.base_offset, tail.leader_epoch, batch)
+        return {
+            "base_offset": receipt.base_offset,
+            "log_append_time_ms": -1 if receipt.timestamp is None else receipt.timestamp,
+            "log_start_offset": tail.start_offset,
+        }
+
+    def _encoded(self, log: PartitionLog, batch: WireBatch) -> EncodedBatch:
+        log.refresh()
+        codec: str = log.config.compression_type
+        if codec == "producer":
+            # The log has no gzip and no snappy.
+            codec = compression(batch.codec)
+        if log.schema is None:
+            return batch.encoded(codec)
+        from embedlog.server.typed_json import from_wire
+
+        return from_wire(batch.columns(), log.topic, log.schema, log.config, codec)

@@ -1,0 +1,363 @@
+"""Serves a log to Kafka's clients: a thread for each connection, which answers in order."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from embedlog.api import Log
+from embedlog.errors import EmbedlogError, InvalidConfigError
+from embedlog.lazy import logging
+from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.classic_groups import ClassicGroups
+from embedlog.server.cluster import controller_id
+from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.fetch import Fetcher
+from embedlog.server.group_answers import GroupAnswers
+from embedlog.server.memory import MemoryBudget
+from embedlog.server.peers import is_loopback, may_read, uid_of_peer
+from embedlog.server.produce import Producers
+from embedlog.server.protocol import (
+    MalformedMessageError,
+    Request,
+    api_names,
+    decode_request,
+    encode_response,
+    snake_case,
+    versions,
+)
+from embedlog.server.tail_cache import TailCache
+from embedlog.server.tail_watch import TailWatch
+
+_logger = logging.getLogger("embedlog.server")
+
+MAX_CONNECTIONS = 1000
+MAX_FRAME_BYTES = 100 << 20
+"""The largest request, as Kafka's ``socket.request.max.bytes``: only produce requests are large."""
+MAX_OTHER_BYTES = 8 << 20
+"""The largest request of another API."""
+REQUEST_BYTES = ANSWER_BYTES = 256 << 20
+"""What the requests, and the answers, of all connections together may take."""
+_SMALL_BYTES = 64 << 10
+"""Requests up to this size are not counted."""
+_STALLED_SECONDS = 30.0
+"""A connection is closed if the rest of a request does not come, or an answer is not taken."""
+_LENGTH, _KEY = struct.Struct(">i"), struct.Struct(">h")
+_PRODUCE = 0
+
+APIS = (
+    *("Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch"),
+    *("FindCoordinator", "JoinGroup", "Heartbeat", "LeaveGroup", "SyncGroup", "DescribeGroups"),
+    *("ListGroups", "ApiVersions", "CreateTopics", "DeleteTopics", "DeleteRecords"),
+    *("InitProducerId", "OffsetForLeaderEpoch", "DescribeConfigs", "AlterConfigs"),
+    *("IncrementalAlterConfigs", "CreatePartitions", "DeleteGroups", "OffsetDelete"),
+    *("DescribeCluster", "DescribeTopicPartitions", "ElectLeaders", "DescribeLogDirs"),
+    *("AlterPartitionReassignments", "ListPartitionReassignments", "ListConfigResources"),
+)
+"""What the server has, in all stable versions of Kafka's release."""
+ADVERTISED = {"Produce": 0}
+"""The first version that is named, where it is an earlier one: librdkafka takes a server without
+it for one that has no codecs.  Requests of those versions are refused, as by Kafka 4."""
+
+Handler = Callable[[Any, Caller], Fields | None]
+
+
+class KafkaServer:
+    """Serves an open log to Kafka's clients, in threads of this process, until it is closed.
+
+    Clients connect to `bootstrap_servers`; each is told the address that it has connected to.
+
+    >>> import embedlog, tempfile
+    >>> with embedlog.open(tempfile.mkdtemp()) as log, embedlog.serve(log) as server:
+    ...     server.bootstrap_servers.startswith("127.0.0.1:")
+    True
+
+    Args:
+        log: The log, which stays open when the server is closed.
+        host: The address to listen at.
+        port: The port; 0 chooses a free one.
+        insecure: Accept connections from other hosts, and from all users of this one, although
+            nobody proves who they are.
+
+    Raises:
+        InvalidConfigError: The address is not of this host only, and ``insecure`` is not set.
+        OSError: The address cannot be used.
+    """
+
+    def __init__(
+        self, log: Log, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
+    ) -> None:
+        if not insecure and not is_loopback(host):
+            raise InvalidConfigError(
+                f"The address {host} can be reached from other hosts, and this server does not "
+                "ask who its clients are",
+                todo="Listen at 127.0.0.1, or use insecure (--insecure) in a network that you "
+                "trust.",
+            )
+        self._log, self._insecure = log, insecure
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
+        self.host, self.port = host, int(self._listener.getsockname()[1])
+        self.answers, self.cache = Answers(log), TailCache()
+        self.groups, self.watch = ClassicGroups(), TailWatch(log.root)
+        self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
+        self._connections: dict[Connection, threading.Thread] = {}
+        self._lock, self.closed = threading.Lock(), False
+        self._thread = threading.Thread(target=self._accept, name="embedlog-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients, ``host:port``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, address = self._listener.accept()
+            except OSError:
+                if self.closed:
+                    return
+                _logger.exception("No connection could be accepted")
+                threading.Event().wait(0.1)
+                continue
+            reason = self._refusal(connected)
+            if reason is not None:
+                _logger.warning("Refused a connection from %s: %s", address[0], reason)
+                connected.close()
+                continue
+            connection = Connection(self, connected)
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="embedlog-server-client", daemon=True
+            )
+            with self._lock:
+                if self.closed:
+                    connection.close()
+                    return
+                self._connections[connection] = thread
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _logger.warning("No thread for another connection: %s", error)
+                self._forget(connection)
+
+    def _refusal(self, connected: socket.socket) -> str | None:
+        """Return why a connection is refused; None if it is not."""
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return f"there are {MAX_CONNECTIONS} connections"
+        if self._insecure:
+            return None
+        try:
+            uid = uid_of_peer(connected)
+        except (OSError, LookupError, ValueError) as error:
+            return f"its user is not known: {error}"
+        if uid is None:
+            return "its user is not known; clients in other network namespaces need --insecure"
+        if not may_read(uid, self._log.path):
+            return f"user {uid} may not read {self._log.path}"
+        return None
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            connection.run()
+        finally:
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        connection.close()
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def close(self) -> None:
+        """Close all connections, and return once no thread uses the log any more."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            connections = dict(self._connections)
+        try:
+            # A close alone does not wake the thread that accepts.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._listener.close()
+        for connection in connections:
+            connection.shut_down()
+        self.groups.close()
+        self.watch.close()
+        self._thread.join()
+        for thread in connections.values():
+            if thread.ident is not None:
+                thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<KafkaServer of {self._log.path} at {self.bootstrap_servers}>"
+
+
+def offered() -> Mapping[str, tuple[int, int]]:
+    """Return the versions that the server answers, by the names of the APIs."""
+    return {name: versions(name) for name in APIS}
+
+
+class Connection:
+    """One client.
+
+    Args:
+        server: The server.
+        connected: The socket.
+    """
+
+    def __init__(self, server: KafkaServer, connected: socket.socket) -> None:
+        self._server, self._socket = server, connected
+        self._offered = offered()
+        self._host, self._port = connected.getsockname()[:2]
+        self._peer = str(connected.getpeername()[0])
+        answers = server.answers
+        self._fetcher = Fetcher(answers, server.cache, server.watch, server.replies)
+        parts = (
+            self,
+            self._fetcher,
+            Producers(answers, server.cache),
+            GroupAnswers(answers, server.groups),
+            answers,
+        )
+        self._handlers: dict[str, Handler] = {}
+        for name in APIS:
+            method = snake_case(name)
+            part = next(each for each in parts if hasattr(each, method))
+            self._handlers[name] = getattr(part, method)
+
+    def run(self) -> None:
+        """Answer requests until the client ends, or sends what is not one."""
+        connected, reason = self._socket, None
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            while self._answer_next():
+                pass
+        except MalformedMessageError as error:
+            reason = str(error)
+        except (ConnectionError, TimeoutError) as error:
+            _logger.debug("The connection of %s ended: %s", self._peer, error)
+        except (EmbedlogError, ApiError) as error:
+            reason = str(error)
+        except OSError as error:
+            if not self._server.closed:
+                reason = str(error)
+        if reason is not None and not self._server.closed:
+            _logger.warning("Closed the connection of %s: %s", self._peer, reason)
+
+    def _answer_next(self) -> bool:
+        """Answer the next request; False at the end of the connection."""
+        head = bytearray(_LENGTH.size + _KEY.size)
+        self._socket.settimeout(None)
+        if not self._receive(memoryview(head)):
+            return False
+        (size,), (key,) = _LENGTH.unpack_from(head), _KEY.unpack_from(head, _LENGTH.size)
+        limit = MAX_FRAME_BYTES if key == _PRODUCE else MAX_OTHER_BYTES
+        if not _KEY.size < size <= limit:
+            raise MalformedMessageError(
+                f"a request of {size} bytes; those of API {api_names().get(key, key)} may have "
+                f"{limit}"
+            )
+        counted = size if size > _SMALL_BYTES else 0
+        if counted and not self._server.requests.wait_for(counted, _STALLED_SECONDS):
+            raise TimeoutError("the requests of others take all memory")
+        try:
+            frame = memoryview(bytearray(size))
+            frame[: _KEY.size] = head[_LENGTH.size :]
+            self._socket.settimeout(_STALLED_SECONDS)
+            if not self._receive(frame[_KEY.size :]):
+                return False
+            request = decode_request(frame, self._offered)
+            answer = self._answered(request)
+            del frame, request
+        finally:
+            self._server.requests.give_back(counted)
+        if answer:
+            self._send(answer)
+        self._fetcher.sent()
+        return True
+
+    def _answered(self, request: Request) -> list[bytes]:
+        """Return the parts of an answer; empty if the client wants none."""
+        if request.body is None:
+            if request.api != "ApiVersions":
+                raise MalformedMessageError(
+                    f"a request of API {request.api or 'unknown'}, version {request.version}, "
+                    f"which this server does not have, by {request.client_id or 'a client'}"
+                )
+            failed = {"error_code": int(ErrorCode.UNSUPPORTED_VERSION)}
+            return encode_response(request, 0, self.api_versions(None, None) | failed)
+        caller = Caller(
+            *(self._host, self._port, controller_id(self._server.answers.log)),
+            *(request.client_id, self._peer, request.version),
+        )
+        fields = self._handlers[request.api](request.body, caller)
+        return [] if fields is None else encode_response(request, request.version, fields)
+
+    def api_versions(self, request: Any, caller: Caller | None) -> Fields:
+        """Answer: the APIs of the server, and their versions."""
+        names = {name: key for key, name in api_names().items()}
+        keys = [
+            {"api_key": names[api], "min_version": ADVERTISED.get(api, first), "max_version": last}
+            for api, (first, last) in self._offered.items()
+        ]
+        return {"api_keys": sorted(keys, key=lambda each: each["api_key"])}
+
+    def _receive(self, buffer: memoryview) -> bool:
+        """Fill a buffer; False if the connection ended."""
+        while buffer:
+            received = self._socket.recv_into(buffer)
+            if not received:
+                return False
+            buffer = buffer[received:]
+        return True
+
+    def _send(self, parts: list[bytes]) -> None:
+        # Records are not copied; all else is small.
+        small: list[bytes] = []
+        for part in parts:
+            if len(part) > _SMALL_BYTES:
+                self._socket.sendall(b"".join(small))
+                self._socket.sendall(part)
+                small = []
+            else:
+                small.append(part)
+        if small:
+            self._socket.sendall(b"".join(small))
+
+    def shut_down(self) -> None:
+        """End the connection; its thread notices."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._fetcher.sent()
+        self._socket.close()
+
+
+def serve(
+    log: Log, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
+) -> KafkaServer:
+    """Serve an open log to Kafka's clients, in threads of this process; see `KafkaServer`."""
+    return KafkaServer(log, host, port, insecure=insecure)

@@ -1,0 +1,115 @@
+"""Fetches that wait for records: one thread sleeps on the wake page for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from time import monotonic
+
+from embedlog.errors import EmbedlogError
+from embedlog.partition import PartitionLog
+from embedlog.root.root import Root
+
+_SLEEP_SECONDS = 1.0
+"""The longest sleep, so that the thread ends in time where no process may wake it."""
+
+
+class _Waiting:
+    def __init__(self, ends: Mapping[PartitionLog, int]) -> None:
+        self.ends, self.woken = ends, threading.Event()
+
+
+class TailWatch:
+    """Wakes threads when one of their partitions has grown, whichever process appended.
+
+    The thread is there, and counted as a waiter of the page, while fetches wait.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._changed = threading.Condition()
+        self._waiting: set[_Waiting] = set()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def wait(self, ends: Mapping[PartitionLog, int], deadline: float) -> None:
+        """Return once a partition has another end, at a deadline, or when this is closed.
+
+        Args:
+            ends: The end of each partition that the caller has seen.
+            deadline: On the monotonic clock.
+        """
+        waiting = _Waiting(ends)
+        with self._changed:
+            if self._closed:
+                return
+            self._waiting.add(waiting)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="embedlog-server-wake", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+        # The thread may have looked, and gone to sleep, between the look of the caller and now.
+        if not _due([waiting]):
+            waiting.woken.wait(max(deadline - monotonic(), 0))
+        with self._changed:
+            self._waiting.discard(waiting)
+
+    def close(self) -> None:
+        """Wake all that wait, and end the thread."""
+        with self._changed:
+            self._closed = True
+            for waiting in self._waiting:
+                waiting.woken.set()
+            self._changed.notify()
+        if not self._root.closed and self._root.wake.rings:
+            self._root.wake.advance()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        page = None
+        while True:
+            with self._changed:
+                if not self._waiting and not self._closed:
+                    if page is not None:
+                        page.leave()
+                        page = None
+                    self._changed.wait()
+                if self._closed:
+                    break
+                waiting = list(self._waiting)
+            try:
+                if page is None:
+                    page = self._root.wake
+                    page.join()
+                seen = page.value()
+                due = _due(waiting)
+                if not due:
+                    page.wait(seen, _SLEEP_SECONDS)
+            except EmbedlogError:
+                # The log was closed, or deleted: those that wait find out when they look.
+                due = waiting
+            for each in due:
+                each.woken.set()
+            with self._changed:
+                self._waiting.difference_update(due)
+        if page is not None and not self._root.closed:
+            page.leave()
+
+
+def _due(waiting: list[_Waiting]) -> list[_Waiting]:
+    """Return those of whose partitions one has another end."""
+    ends: dict[PartitionLog, int | None] = {}
+    for log in {log for each in waiting for log in each.ends}:
+        ends[log] = _end_of(log)
+    return [each for each in waiting if any(ends[log] != seen for log, seen in each.ends.items())]
+
+
+def _end_of(log: PartitionLog) -> int | None:
+    try:
+        return log.visible_end(log.tail())
+    except EmbedlogError:
+        return None
