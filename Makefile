@@ -13,7 +13,7 @@ EXTRAS = aiokafka avro confluent-kafka demo fsspec kafka kafka-python openteleme
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types kafka-messages clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -112,6 +112,10 @@ keep-roots: .venv/.dev
 
 docs-tables: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/format_tables.py
+
+# Kafka's messages, in embedlog/server/, from the jar of Kafka's clients; needs Maven.
+kafka-messages: .venv/.dev
+	.venv/bin/python tests/support/kafka_messages.py
 
 # The types of settings in embedlog/config/options.py, from the configs beside it.
 option-types: .venv/.dev

@@ -53,7 +53,7 @@ DOORS = {
     "pyspark": {"spark"},
     "numpy": {
         *("audit", "batch", "cli", "compaction", "convert", "index", "mirrors"),
-        "partition",
+        *("partition", "server"),
         "partitioner",
         "pipeline",
         "schemas",
@@ -70,7 +70,7 @@ DOORS = {
     "pyarrow": {
         *("files", "batch", "schemas", "segment", "partition", "root", "publish", "compaction"),
         *("producer", "consumer", "api", "cli", "spark", "pipeline", "convert", "splits"),
-        *("audit", "mirrors"),
+        *("audit", "mirrors", "server"),
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},
     **{module: {"files"} for module in ("fcntl", "mmap", "ctypes")},

@@ -26,6 +26,18 @@ def port(text: str) -> int:
     return int(text)
 
 
+def listen(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT, or the port alone.
+
+    >>> listen("0.0.0.0:9092"), listen("[::1]:0"), listen("9092")
+    (('0.0.0.0', 9092), ('::1', 0), ('127.0.0.1', 9092))
+    """
+    host, colon, number = text.rpartition(":")
+    if colon and not host:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, got {text!r}")
+    return host.strip("[]") or "127.0.0.1", port(number)
+
+
 def seconds(text: str) -> float:
     """Parse a number of seconds to wait."""
     return _positive(text, "seconds", threading.TIMEOUT_MAX)

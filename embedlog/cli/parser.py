@@ -51,6 +51,8 @@ COMMANDS = {
     "tail": "print the last records of each partition",
     "sql": "print the result of a query in SQL over the topics",
     "groups": "list, describe, reset, alter or delete consumer groups and share groups",
+    "serve": "let Kafka's clients of any language use the log, as a Kafka broker does",
+    "groups": "list, describe, reset or delete consumer groups",
     "groups list": "print the names of all groups",
     "groups describe": "print members and partitions",
     "groups lag": "print the lag of groups",

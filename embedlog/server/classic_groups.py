@@ -34,7 +34,7 @@ _REQUIRES_ID_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
 _FOREVER = float("inf")
 
 
-class GroupMember:
+class ClassicMember:
     """A member of a group."""
 
     def __init__(self, member_id: str, request: Any, client_id: str, client_host: str) -> None:
@@ -69,7 +69,7 @@ class ClassicGroup:
         self.name, self.state, self.generation = name, EMPTY, 0
         self.protocol_type, self.protocol = "", ""
         self.leader: str | None = None
-        self.members: dict[str, GroupMember] = {}
+        self.members: dict[str, ClassicMember] = {}
         self.pending: dict[str, float] = {}
         """Ids that were given to members that have not joined with them, and until when."""
         self.changed = threading.Condition(lock)
@@ -160,7 +160,7 @@ class ClassicGroup:
             self.prepare()
         self.changed.notify_all()
 
-    def static_member(self, instance_id: str | None) -> GroupMember | None:
+    def static_member(self, instance_id: str | None) -> ClassicMember | None:
         """Return the member with an instance id."""
         if instance_id is None:
             return None
@@ -298,7 +298,7 @@ class ClassicGroups:
 
     def _admit(
         self, group: ClassicGroup, request: Any, version: int, client_id: str, client_host: str
-    ) -> GroupMember:
+    ) -> ClassicMember:
         """Add or update the member that joins, and begin a generation if one is needed."""
         instance_id, member_id = request.group_instance_id, request.member_id
         static = group.static_member(instance_id)
@@ -316,7 +316,7 @@ class ClassicGroups:
                 group.pending[member_id] = monotonic() + request.session_timeout_ms / 1000
                 self._reschedule()
                 raise MemberIdRequiredError(member_id)
-        member = GroupMember(member_id, request, client_id, client_host)
+        member = ClassicMember(member_id, request, client_id, client_host)
         group.members[member_id] = member
         group.protocol_type = request.protocol_type
         group.leader = group.leader or member_id
@@ -324,7 +324,7 @@ class ClassicGroups:
         member.waits_for_join = True
         return member
 
-    def _rejoin(self, group: ClassicGroup, member: GroupMember, request: Any) -> None:
+    def _rejoin(self, group: ClassicGroup, member: ClassicMember, request: Any) -> None:
         protocols = {each.name: each.metadata for each in request.protocols}
         unchanged = protocols == member.protocols
         # The member may have missed the answer to its last request.
@@ -338,11 +338,11 @@ class ClassicGroups:
         member.waits_for_join = True
 
     def _replace(
-        self, group: ClassicGroup, old: GroupMember, member_id: str, request: Any
-    ) -> GroupMember:
+        self, group: ClassicGroup, old: ClassicMember, member_id: str, request: Any
+    ) -> ClassicMember:
         """Give the place of a static member to the client that has its instance id now."""
         unchanged = {each.name: each.metadata for each in request.protocols} == old.protocols
-        member = GroupMember(member_id, request, old.client_id, old.client_host)
+        member = ClassicMember(member_id, request, old.client_id, old.client_host)
         member.assignment, member.has_synced = old.assignment, old.has_synced
         # In its place, so that the order of members stays.
         group.members = {
@@ -358,7 +358,7 @@ class ClassicGroups:
             member.waits_for_join = True
         return member
 
-    def _joined(self, group: ClassicGroup, member: GroupMember, version: int) -> dict[str, Any]:
+    def _joined(self, group: ClassicGroup, member: ClassicMember, version: int) -> dict[str, Any]:
         """Wait until the member's generation is complete, and return the answer."""
         was_stable = group.state == STABLE and not member.waits_for_join
         while member.waits_for_join and group.members.get(member.id) is member:
@@ -485,7 +485,7 @@ class ClassicGroups:
             self._reschedule()
             self._forget_if_empty(group)
 
-    def _member(self, request: Any) -> tuple[ClassicGroup, GroupMember]:
+    def _member(self, request: Any) -> tuple[ClassicGroup, ClassicMember]:
         _check_name(request.group_id)
         group = self.find(request.group_id)
         if group is None:
@@ -503,7 +503,7 @@ class ClassicGroups:
         instance_id: str | None,
         *,
         pending: bool = False,
-    ) -> GroupMember | None:
+    ) -> ClassicMember | None:
         """Return a member by its id; None if the id was given out and was not used yet."""
         static = group.static_member(instance_id)
         if instance_id is not None:

@@ -530,7 +530,7 @@ def _write_tags(write: Callable[[bytes], object], value: Fields, tagged: list[An
 # Requests and responses
 
 
-class Request(NamedTuple):
+class ApiRequest(NamedTuple):
     """A request, with its header."""
 
     api: str
@@ -542,7 +542,7 @@ class Request(NamedTuple):
     """None if the server does not have this version."""
 
 
-def decode_request(data: memoryview, offered: Mapping[str, tuple[int, int]]) -> Request:
+def decode_request(data: memoryview, offered: Mapping[str, tuple[int, int]]) -> ApiRequest:
     """Decode a request from its bytes, without the length before them.
 
     Args:
@@ -559,16 +559,16 @@ def decode_request(data: memoryview, offered: Mapping[str, tuple[int, int]]) -> 
         api = api_names().get(key, "")
         first, last = offered.get(api, (0, -1))
         if not first <= version <= last:
-            return Request(api, version, correlation_id, client_id, None)
+            return ApiRequest(api, version, correlation_id, client_id, None)
         if _has(_messages()[f"{api}Request"].get("flexibleVersions"), version):
             _, at = _read_tags(data, at, {})
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessageError(f"no header of a request: {error}") from error
     body = decode(f"{api}Request", version, data[at:])
-    return Request(api, version, correlation_id, client_id, body)
+    return ApiRequest(api, version, correlation_id, client_id, body)
 
 
-def encode_response(request: Request, version: int, fields: Fields) -> list[bytes]:
+def encode_response(request: ApiRequest, version: int, fields: Fields) -> list[bytes]:
     """Return the parts of the answer to a request, with the length before them."""
     parts = [b"", _INT.pack(request.correlation_id)]
     name = f"{request.api}Response"

@@ -296,7 +296,7 @@ def _gathered(plain: bytes, starts: Any, ends: Any, nulls: Any) -> Any:
 # To the wire
 
 
-class _Rows(NamedTuple):
+class _WireRows(NamedTuple):
     """Records that one batch of the wire holds, as columns."""
 
     columns: Any
@@ -334,7 +334,7 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[byt
         if len(columns) > 1:
             (merged,) = pa.Table.from_batches(columns).combine_chunks().to_batches()
         offsets = np.concatenate([_offsets_of(batch) for batch in run])
-        yield _written(_Rows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
+        yield _written(_WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
 
 
 def _merge_key(batch: Batch) -> tuple[int, bool]:
@@ -424,7 +424,7 @@ def _sealed(
     return bytes(out)
 
 
-def _written(rows: _Rows) -> bytes:
+def _written(rows: _WireRows) -> bytes:
     columns, count = rows.columns, rows.columns.num_rows
     times = np.frombuffer(
         columns.column(0).buffers()[1], np.int64, count, columns.column(0).offset * 8

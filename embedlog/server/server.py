@@ -19,11 +19,11 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import Fetcher
 from embedlog.server.group_answers import GroupAnswers
 from embedlog.server.memory import MemoryBudget
-from embedlog.server.peers import is_loopback, may_read, uid_of_peer
+from embedlog.files.peers import is_loopback, may_read, uid_of_peer
 from embedlog.server.produce import Producers
 from embedlog.server.protocol import (
     MalformedMessageError,
-    Request,
+    ApiRequest,
     api_names,
     decode_request,
     encode_response,
@@ -295,7 +295,7 @@ class Connection:
         self._fetcher.sent()
         return True
 
-    def _answered(self, request: Request) -> list[bytes]:
+    def _answered(self, request: ApiRequest) -> list[bytes]:
         """Return the parts of an answer; empty if the client wants none."""
         if request.body is None:
             if request.api != "ApiVersions":

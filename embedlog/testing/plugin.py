@@ -16,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from embedlog.api import Log
     from embedlog.record import Record
+    from embedlog.server.server import KafkaServer
     from embedlog.testing import DiskFaults, ManualClock
 
 
@@ -73,6 +74,18 @@ def embedlog_log(
 def kafka_bootstrap(embedlog_log: Log) -> str:
     """The address of `embedlog_log` for the clients of `embedlog.kafka`: ``embedlog:///path``."""
     return f"embedlog://{quote(embedlog_log.path)}"
+
+
+@pytest.fixture(scope=_scope)
+def kafka_server(embedlog_log: Log) -> Iterator[KafkaServer]:
+    """A server of Kafka's protocol on `embedlog_log`, for clients in any language.
+
+    They connect to ``kafka_server.bootstrap_servers``.
+    """
+    from embedlog.server.server import serve
+
+    with serve(embedlog_log) as server:
+        yield server
 
 
 @pytest.fixture
