@@ -17,7 +17,7 @@ from embedlog.kafka.kafka_python import kafka
 from embedlog.server import protocol
 from embedlog.server.server import offered
 
-ROUNDS = choose(test=3, all=30)
+ROUNDS = choose(test=1, all=30)
 MESSAGES = [
     (f"{api}{kind}", version)
     for api, (first, last) in offered().items()

@@ -84,9 +84,8 @@ class Fetcher:
             answer = _Answer(self, request, caller)
             topics = answer.topics()
             enough = answer.size >= request.min_bytes or answer.failed or not answer.ends
-            if enough or monotonic() >= deadline:
+            if enough or monotonic() >= deadline or not self._watch.wait(answer.ends, deadline):
                 return {"responses": topics}
-            self._watch.wait(answer.ends, deadline)
 
     def grant(self, wanted: int) -> int:
         """Return how many bytes an answer may have, of those that all may have together."""

@@ -32,8 +32,8 @@ class TailWatch:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def wait(self, ends: Mapping[PartitionLog, int], deadline: float) -> None:
-        """Return once a partition has another end, at a deadline, or when this is closed.
+    def wait(self, ends: Mapping[PartitionLog, int], deadline: float) -> bool:
+        """Return once a partition has another end, or at a deadline; False once this is closed.
 
         Args:
             ends: The end of each partition that the caller has seen.
@@ -42,7 +42,7 @@ class TailWatch:
         waiting = _Waiting(ends)
         with self._changed:
             if self._closed:
-                return
+                return False
             self._waiting.add(waiting)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -55,6 +55,7 @@ class TailWatch:
             waiting.woken.wait(max(deadline - monotonic(), 0))
         with self._changed:
             self._waiting.discard(waiting)
+            return not self._closed
 
     def close(self) -> None:
         """Wake all that wait, and end the thread."""

@@ -50,3 +50,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(item) for item in value]
     return bytes(value) if isinstance(value, memoryview) else value
+
+
+def random_records(count: int, dice: random.Random) -> list[Any]:
+    """Return records as keys, values, timestamps and headers; a list has one kind of each."""
+    null_keys, null_values = dice.choice((0, 0.5, 1)), dice.choice((0, 0.3))
+    headers, sizes = dice.choice((0, 0, 0.3)), dice.choice(((100,), (0, 1, 63, 64, 9000)))
+    return [
+        (
+            None if dice.random() < null_keys else dice.randbytes(dice.randrange(20)),
+            None if dice.random() < null_values else dice.randbytes(dice.choice(sizes)),
+            1_700_000_000_000 + dice.randrange(-5_000, 5_000),
+            [
+                (f"name{number}", dice.choice((None, b"", b"value")))
+                for number in range(dice.randrange(1, 4))
+            ]
+            if dice.random() < headers
+            else [],
+        )
+        for _ in range(count)
+    ]
