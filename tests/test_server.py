@@ -547,6 +547,18 @@ def test_only_users_who_may_read_the_directory_connect(embedlog_log, address):
         assert client.ask("Metadata", 12, topics=[]).brokers
 
 
+def test_clients_of_ipv6_connect(embedlog_log, address):
+    """To its address, and by sockets that are for both kinds, as those of Java are."""
+    host, port = address.split(":")
+    with socket.socket(socket.AF_INET6) as both:
+        both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        both.connect((f"::ffff:{host}", int(port)))
+        both.sendall(request_bytes("Metadata", 12, topics=[]))
+        assert both.recv(1)
+    with embedlog.serve(embedlog_log, "::1") as server, WireClient(server.bootstrap_servers) as six:
+        assert six.ask("Metadata", 12, topics=[]).brokers[0].host == "::1"
+
+
 def test_closing_ends_requests_that_wait(embedlog_log):
     """And connections; what was answered is in the log."""
     embedlog_log.create_topic("orders")

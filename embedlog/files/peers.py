@@ -11,7 +11,8 @@ import socket
 import stat
 import struct
 
-_TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
+_MAPPED = "0000000000000000FFFF0000"
+"""Before an address of IPv4 in the table of IPv6: of sockets that are for both, such as Java's."""
 
 
 def is_loopback(host: str) -> bool:
@@ -25,20 +26,25 @@ def is_loopback(host: str) -> bool:
 
 def uid_of_peer(connection: socket.socket) -> int | None:
     """Return the user at the other end of a connection of this host; None if it is not listed."""
-    local, remote = connection.getsockname(), connection.getpeername()
-    mine, theirs = _as_listed(connection.family, local), _as_listed(connection.family, remote)
-    with open(_TABLES[connection.family], encoding="ascii") as table:
-        for line in table:
-            fields = line.split()
-            # The other end has this connection the other way round.
-            if fields[1] == theirs and fields[2] == mine:
-                return int(fields[7])
+    mine, theirs = _as_listed(connection.getsockname()), _as_listed(connection.getpeername())
+    tables = {"/proc/net/tcp6": ""}
+    if len(mine) == len("0100007F:0000"):
+        tables = {"/proc/net/tcp": "", "/proc/net/tcp6": _MAPPED}
+    for name, prefix in tables.items():
+        # The other end has this connection the other way round.
+        ends = [prefix + theirs, prefix + mine]
+        with open(name, encoding="ascii") as table:
+            for line in table:
+                fields = line.split()
+                if fields[1:3] == ends:
+                    return int(fields[7])
     return None
 
 
-def _as_listed(family: int, address: tuple[str, int]) -> str:
+def _as_listed(address: tuple[str, int]) -> str:
     """Return an address in the form of the table: words of 32 bits in the order of the machine."""
-    packed = socket.inet_pton(family, address[0].partition("%")[0])
+    host = address[0].partition("%")[0].removeprefix("::ffff:")
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from embedlog.api import Log
 from embedlog.errors import EmbedlogError, InvalidConfigError
+from embedlog.files.peers import is_loopback, may_read, uid_of_peer
 from embedlog.lazy import logging
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
@@ -19,11 +20,10 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import Fetcher
 from embedlog.server.group_answers import GroupAnswers
 from embedlog.server.memory import MemoryBudget
-from embedlog.files.peers import is_loopback, may_read, uid_of_peer
 from embedlog.server.produce import Producers
 from embedlog.server.protocol import (
-    MalformedMessageError,
     ApiRequest,
+    MalformedMessageError,
     api_names,
     decode_request,
     encode_response,
