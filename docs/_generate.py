@@ -587,6 +587,7 @@ API = {
         "Mirrors",
         ["embedlog.Mirrors", "embedlog.mirror", "embedlog.MirrorRun"],
     ),
+    "server": ("Server", ["embedlog.serve", "embedlog.KafkaServer"]),
     "records": (
         "Records",
         [
