@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import random
+import struct
 import tracemalloc
 from contextlib import suppress
 from typing import Any
@@ -119,6 +120,16 @@ def test_bytes_that_are_no_message_raise_one_error_in_little_memory():
 def test_no_count_or_length_is_believed(name, version, data):
     with pytest.raises(protocol.MalformedMessageError):
         protocol.decode(name, version, data)
+
+
+def test_frames_of_random_bytes_raise_one_error():
+    """Whatever API and version they seem to have."""
+    dice, versions = random.Random(4), offered()
+    for _ in range(choose(test=5_000, all=1_000_000)):
+        frame = struct.pack(">hhih", dice.randrange(70), dice.randrange(13), 1, -1)
+        frame += dice.randbytes(dice.randrange(40))
+        with suppress(protocol.MalformedMessageError):
+            protocol.decode_request(memoryview(frame), versions)
 
 
 def test_unknown_tagged_fields_are_skipped():

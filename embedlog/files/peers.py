@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import struct
+from ipaddress import ip_address
 
 _MAPPED = "0000000000000000FFFF0000"
 """Before an address of IPv4 in the table of IPv6: of sockets that are for both, such as Java's."""
@@ -18,10 +19,13 @@ _MAPPED = "0000000000000000FFFF0000"
 def is_loopback(host: str) -> bool:
     """Whether only this host can connect to an address.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("127.example.com")
     (True, True, False)
     """
-    return host == "::1" or host == "localhost" or host.startswith("127.")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # The name of a host may mean any address.
+        return False
 
 
 def uid_of_peer(connection: socket.socket) -> int | None:

@@ -16,7 +16,11 @@ from embedlog.api import Log
 from embedlog.catalog import INTERNAL, TopicInfo, epochs
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.config.values import setting_text
-from embedlog.errors import EmbedlogError, GroupIdNotFoundError
+from embedlog.errors import (
+    EmbedlogError,
+    GroupIdNotFoundError,
+    InvalidReplicationAssignmentError,
+)
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
@@ -45,6 +49,9 @@ _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
 
 
+_NO_ID = UUID(int=0)
+
+
 class Caller(NamedTuple):
     """Who asks, as far as answers depend on it."""
 
@@ -60,6 +67,11 @@ class Caller(NamedTuple):
     """The version of the request."""
     is_admin: bool = False
     """Whether it is an admin client in this process, whose commits are durable."""
+
+
+class _TopicPartitions(NamedTuple):
+    topic: str
+    partitions: list[int]
 
 
 class Answers:
@@ -85,6 +97,8 @@ class Answers:
             return {"error_code": 0, "error_message": None, **(call(*args) or {})}
         except (EmbedlogError, ApiError) as error:
             return self.failure(error)
+        except ValueError as error:  # Of an argument that no client of embedlog passes.
+            return self.failure(ApiError(ErrorCode.INVALID_REQUEST, str(error)))
 
     def failure(self, error: EmbedlogError | ApiError) -> Fields:
         """Return the code and the text of an error."""
@@ -131,7 +145,8 @@ class Answers:
         """Answer: brokers, and topics with their partitions."""
         log = self.log
         if request.topics is None or (caller.version == 0 and not request.topics):
-            topics = [self._topic(info) for info in log.root.topics().values()]
+            every = (self._asked_topic(name, _NO_ID, False) for name in log.root.topics())
+            topics = [each for each in every if not each["error_code"]]
         else:
             create = caller.version < 4 or request.allow_auto_topic_creation
             topics = [
@@ -190,7 +205,7 @@ class Answers:
         for name in sorted(topic.name for topic in request.topics):
             if cursor is not None and name < cursor.topic_name:
                 continue
-            topic, first = self._asked_topic(name, UUID(int=0), False), 0
+            topic, first = self._asked_topic(name, _NO_ID, False), 0
             partitions = topic.get("partitions", [])
             if cursor is not None and name == cursor.topic_name:
                 first = cursor.partition_index
@@ -211,7 +226,7 @@ class Answers:
             count = self.service.create_topic(
                 *(topic.name, topic.num_partitions, settings),
                 replication_factor=topic.replication_factor,
-                replicas=[assigned.get(n, ()) for n in range(max(assigned, default=-1) + 1)],
+                replicas=_in_order(assigned),
                 validate_only=request.validate_only,
             )
             copies = topic.replication_factor
@@ -237,7 +252,7 @@ class Answers:
             return {"name": name, "topic_id": deleted}
 
         asked = [(topic.name, topic.topic_id) for topic in request.topics or ()]
-        asked += [(name, UUID(int=0)) for name in getattr(request, "topic_names", None) or ()]
+        asked += [(name, _NO_ID) for name in getattr(request, "topic_names", None) or ()]
         return {
             "responses": [
                 {"name": name, "topic_id": number, **self.outcome(delete, name, number)}
@@ -266,16 +281,35 @@ class Answers:
 
     def elect_leaders(self, request: Any, caller: Caller) -> Fields:
         """Answer: elects leaders."""
-        results = []
-        for topic in request.topic_partitions:
-            chosen = [TopicPartition(topic.topic, number) for number in topic.partitions]
-            elected = self.service.elect_leaders(chosen, unclean=bool(request.election_type))
-            partitions = [
-                {"partition_id": part.partition, "error_code": int(ErrorCode[name or "NONE"])}
-                for part, name in elected.items()
+
+        def elect(partition: TopicPartition) -> Fields:
+            unclean = bool(request.election_type)
+            (name,) = self.service.elect_leaders([partition], unclean=unclean).values()
+            return {"error_code": int(ErrorCode[name or "NONE"])}
+
+        topics = request.topic_partitions
+        if topics is None:
+            topics = self._all_partitions()
+        return {
+            "replica_election_results": [
+                {
+                    "topic": topic.topic,
+                    "partition_result": [
+                        {
+                            "partition_id": number,
+                            **self.outcome(elect, TopicPartition(topic.topic, number)),
+                        }
+                        for number in topic.partitions
+                    ],
+                }
+                for topic in topics
             ]
-            results.append({"topic": topic.topic, "partition_result": partitions})
-        return {"replica_election_results": results}
+        }
+
+    def _all_partitions(self) -> list[Any]:
+        """Return all topics with the numbers of their partitions, as requests have them."""
+        infos = self.log.root.topics()
+        return [_TopicPartitions(each, list(range(infos[each].partitions))) for each in infos]
 
     def alter_partition_reassignments(self, request: Any, caller: Caller) -> Fields:
         """Answer: begins or cancels moves of copies."""
@@ -326,9 +360,11 @@ class Answers:
     def describe_log_dirs(self, request: Any, caller: Caller) -> Fields:
         """Answer: how many bytes the copies of partitions have."""
         topics = []
-        for topic in request.topics:
+        infos = self.log.root.topics()
+        for topic in self._all_partitions() if request.topics is None else request.topics:
             copies = []
-            for number in topic.partitions:
+            known = infos[topic.topic].partitions if topic.topic in infos else 0
+            for number in (each for each in topic.partitions if 0 <= each < known):
                 _, replicas, isr = placement(self.log, topic.topic, number)
                 if caller.node in replicas:
                     # The copies in sync have the same files.
@@ -532,7 +568,10 @@ class Answers:
 
     def described_group(self, name: str, caller: Caller) -> Fields:
         """Return a group as DescribeGroups has it."""
-        group = self.service.group(name)
+        try:
+            group = self.service.group(name)
+        except EmbedlogError as invalid:
+            return {"group_id": name, "group_state": "Dead", **self.failure(invalid)}
         if group is None:
             error = GroupIdNotFoundError("The group does not exist", group=name)
             code = self.failure(error) if caller.version >= 6 else {}
@@ -574,11 +613,13 @@ class Answers:
         if topics is not None:
             wanted = []
             for topic in topics:
-                name = topic.name or self.topic_name(topic.topic_id)
+                # Only the newest versions have ids.
+                number = getattr(topic, "topic_id", _NO_ID)
+                name = topic.name or self.topic_name(number)
                 if name is None:
                     code = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
                     parts = [{"partition_index": n, **code} for n in topic.partition_indexes]
-                    unknown.append({"topic_id": topic.topic_id, "partitions": parts})
+                    unknown.append({"topic_id": number, "partitions": parts})
                     continue
                 wanted += [(name, number) for number in topic.partition_indexes]
         committed = self.service.committed(group, wanted)
@@ -593,13 +634,19 @@ class Answers:
         """Answer: commits offsets of a group that has no members."""
         names = [topic.name or self.topic_name(topic.topic_id) for topic in request.topics]
         named = list(zip(names, request.topics, strict=True))
+        every = [(name, item) for name, topic in named for item in topic.partitions]
         positions = {
             TopicPartition(name, item.partition_index): _committed(item)
-            for name, topic in named
-            if name is not None
-            for item in topic.partitions
+            for name, item in every
+            if name is not None and item.committed_offset >= 0
         }
+        negative = ApiError(ErrorCode.INVALID_REQUEST, "An offset must not be negative")
         outcomes = {
+            TopicPartition(name, item.partition_index): self.failure(negative)
+            for name, item in every
+            if name is not None and item.committed_offset < 0
+        }
+        outcomes |= {
             part: {"error_code": 0} if error is None else self.failure(error)
             for part, error in self.service.commit_offsets(
                 request.group_id, positions, durable=caller.is_admin
@@ -640,6 +687,15 @@ class Answers:
 
         identity = ("member_id", "group_instance_id")
         return {"members": self.each(request.members, identity, remove)}
+
+
+def _in_order(assigned: dict[int, Any]) -> list[Any]:
+    """Return the replicas of partitions that are numbered from 0 on."""
+    if sorted(assigned) != list(range(len(assigned))):
+        raise InvalidReplicationAssignmentError(
+            "The partitions of a replica assignment are not numbered from 0 on without a gap"
+        )
+    return [assigned[number] for number in range(len(assigned))]
 
 
 def _items(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:

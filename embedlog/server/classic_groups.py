@@ -51,10 +51,10 @@ class ClassicMember:
     def update(self, request: Any) -> None:
         """Take over what a request to join says."""
         self.session_seconds = request.session_timeout_ms / 1000
+        # Version 0 has no timeout of its own.
         rebalance_ms = request.rebalance_timeout_ms
-        self.rebalance_seconds = max(rebalance_ms, request.session_timeout_ms) / 1000
-        if rebalance_ms > 0:
-            self.rebalance_seconds = rebalance_ms / 1000
+        rebalance_ms = request.session_timeout_ms if rebalance_ms < 0 else rebalance_ms
+        self.rebalance_seconds = min(rebalance_ms, _MAX_SESSION_MS) / 1000
         self.protocols = {each.name: each.metadata for each in request.protocols}
 
     def heard(self) -> None:

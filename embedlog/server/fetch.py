@@ -26,6 +26,8 @@ _READ_BYTES = 1 << 20
 _ZSTD_SINCE = 10
 """The first version of fetch requests whose clients know zstd."""
 _MAX_CURSORS = 1000
+_LONGEST_WAIT_SECONDS = 300.0
+"""Also if a client asks for more: its connection may have broken meanwhile."""
 _INVALID_SESSION = 0, -1
 """The epochs of a request that is not part of a fetch session, or begins one."""
 
@@ -78,7 +80,7 @@ class Fetcher:
         """
         if request.session_epoch not in _INVALID_SESSION:
             return {"error_code": int(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)}
-        deadline = monotonic() + max(request.max_wait_ms, 0) / 1000
+        deadline = monotonic() + min(max(request.max_wait_ms, 0) / 1000, _LONGEST_WAIT_SECONDS)
         while True:
             self.sent()
             answer = _Answer(self, request, caller)

@@ -97,7 +97,8 @@ class GroupAnswers:
         """Answer: commits offsets, if the caller may do so."""
         try:
             self._groups.check_committer(request)
-        except ApiError as error:
+            return self._answers.offset_commit(request, caller)
+        except (ApiError, EmbedlogError) as error:
             code = self._answers.failure(error)
             return {
                 "topics": [
@@ -112,7 +113,6 @@ class GroupAnswers:
                     for topic in request.topics
                 ]
             }
-        return self._answers.offset_commit(request, caller)
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes offsets of topics that no member reads."""

@@ -50,7 +50,13 @@ class Producers:
                 partitions.append({"index": item.index, "base_offset": -1, **outcome})
             named = {"name": topic.name, "topic_id": topic.topic_id}
             topics.append({**named, "partition_responses": partitions})
-        return {"responses": topics} if request.acks else None
+        if request.acks:
+            return {"responses": topics}
+        codes = (part["error_code"] for each in topics for part in each["partition_responses"])
+        if any(codes):
+            # The end of the connection is all that the client can notice.
+            raise ApiError(ErrorCode.INVALID_REQUEST, "a produce request without acks failed")
+        return None
 
     def _append(
         self, name: str, number: Any, item: Any, request: Any, caller: Caller

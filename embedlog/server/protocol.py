@@ -155,6 +155,12 @@ def _layout(name: str, version: int) -> tuple[tuple[_Field, ...], bool]:
     return tuple(_field(each, structs, version, flexible) for each in schema["fields"]), flexible
 
 
+@cache
+def has_field(name: str, version: int, field: str) -> bool:
+    """Whether a version of a message has a field, by its name in lower case."""
+    return any(each.present and each.name == field for each in _layout(name, version)[0])
+
+
 def _runs(fields: Iterable[_Field]) -> Iterable[list[_Field]]:
     """Yield the fields that are in every message, those of fixed sizes together."""
     run: list[_Field] = []

@@ -27,6 +27,7 @@ from embedlog.server.protocol import (
     api_names,
     decode_request,
     encode_response,
+    has_field,
     snake_case,
     versions,
 )
@@ -44,6 +45,8 @@ REQUEST_BYTES = ANSWER_BYTES = 256 << 20
 """What the requests, and the answers, of all connections together may take."""
 _SMALL_BYTES = 64 << 10
 """Requests up to this size are not counted."""
+_IDLE_SECONDS = 600.0
+"""A connection without a request for so long is closed, as by ``connections.max.idle.ms``."""
 _STALLED_SECONDS = 30.0
 """A connection is closed if the rest of a request does not come, or an answer is not taken."""
 _LENGTH, _KEY = struct.Struct(">i"), struct.Struct(">h")
@@ -266,7 +269,7 @@ class Connection:
     def _answer_next(self) -> bool:
         """Answer the next request; False at the end of the connection."""
         head = bytearray(_LENGTH.size + _KEY.size)
-        self._socket.settimeout(None)
+        self._socket.settimeout(_IDLE_SECONDS)
         if not self._receive(memoryview(head)):
             return False
         (size,), (key,) = _LENGTH.unpack_from(head), _KEY.unpack_from(head, _LENGTH.size)
@@ -309,7 +312,12 @@ class Connection:
             *(self._host, self._port, controller_id(self._server.answers.log)),
             *(request.client_id, self._peer, request.version),
         )
-        fields = self._handlers[request.api](request.body, caller)
+        try:
+            fields = self._handlers[request.api](request.body, caller)
+        except (EmbedlogError, ApiError) as error:
+            if not has_field(f"{request.api}Response", request.version, "error_code"):
+                raise
+            fields = self._server.answers.failure(error)
         return [] if fields is None else encode_response(request, request.version, fields)
 
     def api_versions(self, request: Any, caller: Caller | None) -> Fields:

@@ -40,8 +40,9 @@ class TailCache:
         _LEADER_EPOCH.pack_into(raw, _EPOCH_AT, epoch)
         cached = _CachedBatch(offset + batch.record_count, epoch, batch.codec, bytes(raw))
         with self._lock:
+            before = self._batches.pop((log.key, offset), None)
             self._batches[log.key, offset] = cached
-            self._left -= len(raw)
+            self._left -= len(raw) - (0 if before is None else len(before.raw))
             while self._left < 0:
                 _, dropped = self._batches.popitem(last=False)
                 self._left += len(dropped.raw)
