@@ -15,8 +15,8 @@ from embedlog.cli.printing import say_result
 
 SERVE = """\
 Clients in any language connect as to a Kafka broker; programs in Python and Spark may use the
-directory at the same time.  On a loopback address only users who may read the directory can
-connect.  Stop it with Ctrl-C or SIGTERM.
+directory at the same time.  On a loopback address only the owner of the directory, the user of
+this command and root can connect.  Stop it with Ctrl-C or SIGTERM.
 
 examples:
   embedlog serve data/log

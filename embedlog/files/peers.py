@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import struct
 from ipaddress import ip_address
 
@@ -53,13 +52,9 @@ def _as_listed(address: tuple[str, int]) -> str:
     return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
 
 
-def may_read(uid: int, directory: str) -> bool:
-    """Whether the permissions of a directory let a user read it.
+def may_use(uid: int, directory: str) -> bool:
+    """Whether a user may do with a directory all that this process may: its owner, and root.
 
-    The superuser may, and the owner, and the others if all may; members of its group are not
-    looked up.
+    What `share` lets a group do is less than a server does for its clients.
     """
-    status = os.stat(directory)
-    if uid in (0, status.st_uid):
-        return True
-    return stat.S_IMODE(status.st_mode) & 0o5 == 0o5
+    return uid in (0, os.geteuid(), os.stat(directory).st_uid)

@@ -183,6 +183,9 @@ class Answers:
                     "replica_nodes": list(replicas),
                     "isr_nodes": list(isr),
                     "offline_replicas": [each for each in replicas if each not in alive],
+                    # Java's client takes no null for none.
+                    "eligible_leader_replicas": [],
+                    "last_known_elr": [],
                 }
             )
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embedlog.batch import EncodedBatch
+from embedlog.catalog import refuse_internal
 from embedlog.config.values import compression
 from embedlog.errors import InvalidRecordError
 from embedlog.partition import PartitionLog
@@ -59,11 +60,13 @@ class Producers:
         return None
 
     def _append(
-        self, name: str, number: Any, item: Any, request: Any, caller: Caller
+        self, name: str | None, number: Any, item: Any, request: Any, caller: Caller
     ) -> Fields | None:
         if request.acks not in (-1, 0, 1):
             raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks cannot be {request.acks}")
-        log = self._log.root.partition(self._answers.named(name, number), item.index)
+        name = self._answers.named(name, number)
+        refuse_internal(name)
+        log = self._log.root.partition(name, item.index)
         batch = read_batch(item.records)
         if batch.codec == "zstd" and caller.version < _ZSTD_SINCE:
             text = f"Produce requests of version {caller.version} cannot have zstd"

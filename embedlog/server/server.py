@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from embedlog.api import Log
 from embedlog.errors import EmbedlogError, InvalidConfigError
-from embedlog.files.peers import is_loopback, may_read, uid_of_peer
+from embedlog.files.peers import is_loopback, may_use, uid_of_peer
 from embedlog.lazy import logging
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
@@ -161,8 +161,8 @@ class KafkaServer:
             return f"its user is not known: {error}"
         if uid is None:
             return "its user is not known; clients in other network namespaces need --insecure"
-        if not may_read(uid, self._log.path):
-            return f"user {uid} may not read {self._log.path}"
+        if not may_use(uid, self._log.path):
+            return f"user {uid} does not own {self._log.path}"
         return None
 
     def _serve(self, connection: Connection) -> None:
@@ -304,7 +304,7 @@ class Connection:
             if request.api != "ApiVersions":
                 raise MalformedMessageError(
                     f"a request of API {request.api or 'unknown'}, version {request.version}, "
-                    f"which this server does not have, by {request.client_id or 'a client'}"
+                    f"which this server does not have, by the client {request.client_id[:50]!r}"
                 )
             failed = {"error_code": int(ErrorCode.UNSUPPORTED_VERSION)}
             return encode_response(request, 0, self.api_versions(None, None) | failed)
