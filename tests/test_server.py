@@ -380,6 +380,22 @@ def test_a_fetch_returns_one_batch_in_any_case(embedlog_log, client):
     assert [each.offset for each in offsets_of(everything)] == [*range(20)]
 
 
+def test_compressed_records_are_returned_up_to_the_limit(embedlog_log, client):
+    """However much they are compressed; the next fetch continues where the first one ended."""
+    with embedlog_log.producer(compression_type="zstd") as producer:
+        for number in range(20):
+            values = [b"%d" % number + bytes(100_000)] * 3
+            producer.send_batch("orders", values, partition=0).result()
+    offset, sizes = 0, []
+    while records := offsets_of(response := fetch(client, "orders", offset)):
+        assert [each.offset for each in records] == [*range(offset, offset + len(records))]
+        assert all(each.value.startswith(b"%d\0" % (each.offset // 3)) for each in records)
+        offset += len(records)
+        sizes.append(len(response.records))
+    assert offset == 60
+    assert max(sizes) < 2 << 20
+
+
 def offsets_of(response: Any) -> list[Any]:
     batches, found = kafka.record.MemoryRecords(bytes(response.records)), []
     while batches.has_next():

@@ -34,6 +34,7 @@ from embedlog.batch.wire import (
     VERSION,
     BufferLayout,
     ColumnSelection,
+    decoded_size,
     find_message,
     layout_of,
     timestamp_type,
@@ -527,6 +528,24 @@ class Batch:
         if columns.num_rows != self.count:
             source.corrupt(start, f"it has {columns.num_rows} rows, not {self.count}")
         return columns
+
+    def decoded_bytes(self) -> int:
+        """Return how many bytes all columns take when they are decoded, and decode nothing.
+
+        Raises:
+            CorruptBatchError: The batch contradicts itself.
+        """
+        if not self.is_compressed:
+            return self.size
+        source, start = self._source, self._start
+        head, body = source.view[start : self._block], source.view[self._body : start + self.size]
+        try:
+            message = find_message(head)
+            count = message.buffer_count
+            ranges = struct.unpack_from(f"<{2 * count}q", head, message.buffers)
+            return decoded_size(body, 0, ranges, range(count), message)
+        except (struct.error, IndexError) as error:
+            source.corrupt(start, f"its buffers are not in it: {error}")
 
     @property
     def is_complete(self) -> bool:

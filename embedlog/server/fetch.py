@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -25,34 +26,12 @@ _READ_BYTES = 1 << 20
 """How much of a partition is converted at a time."""
 _ZSTD_SINCE = 10
 """The first version of fetch requests whose clients know zstd."""
-_MAX_CURSORS = 1000
+_MAX_READERS = 1000
+"""How many partitions a connection reads on from where it was."""
 _LONGEST_WAIT_SECONDS = 300.0
 """Also if a client asks for more: its connection may have broken meanwhile."""
 _INVALID_SESSION = 0, -1
 """The epochs of a request that is not part of a fetch session, or begins one."""
-
-
-class _Cursor:
-    """Where a connection reads a partition, and the batches that were read beyond that."""
-
-    def __init__(self, reader: PartitionReader) -> None:
-        self.reader, self.offset = reader, reader.offset
-        self._ahead: list[Batch] = []
-
-    def take(self, max_bytes: int) -> list[Batch]:
-        """Return the next batches: at least one, unless this is the end."""
-        batches = self._ahead or self.reader.read(min(max_bytes, _READ_BYTES))
-        count = size = 0
-        for batch in batches:
-            # What a compressed batch takes on the wire is known when it is decoded.
-            size += batch.size * (4 if batch.is_compressed else 1)
-            if count and size > max_bytes:
-                break
-            count += 1
-        self._ahead = batches[count:]
-        if count:
-            self.offset = batches[count - 1].next_offset
-        return batches[:count]
 
 
 class Fetcher:
@@ -70,7 +49,7 @@ class Fetcher:
     ) -> None:
         self.answers = answers
         self._cache, self._watch, self._memory = cache, watch, memory
-        self._cursors: OrderedDict[bytes, _Cursor] = OrderedDict()
+        self._readers: OrderedDict[bytes, PartitionReader] = OrderedDict()
         self._granted = 0
 
     def fetch(self, request: Any, caller: Caller) -> Fields:
@@ -108,26 +87,47 @@ class Fetcher:
         epoch, zstd = tail.leader_epoch, version >= _ZSTD_SINCE
         found = self._cache.get(log, offset, end, epoch, limit, zstd=zstd)
         if not found:
-            cursor = self._cursors.pop(log.key, None)
-            if cursor is None or cursor.offset != offset:
-                cursor = _Cursor(log.reader(offset))
-            found = self._converted(log, cursor, limit)
-            self._cursors[log.key] = cursor
-            if len(self._cursors) > _MAX_CURSORS:
-                self._cursors.popitem(last=False)
+            reader = self._readers.pop(log.key, None)
+            if reader is None or (reader.offset, reader.leader_epoch) != (offset, epoch):
+                reader = log.reader(offset)
+            found = self._converted(log, reader, limit)
         return found[0] if len(found) == 1 else b"".join(found)
 
-    def _converted(self, log: PartitionLog, cursor: _Cursor, limit: int) -> list[bytes]:
+    def _converted(self, log: PartitionLog, reader: PartitionReader, limit: int) -> list[bytes]:
+        """Return the next batches, and keep the reader for those after them."""
         rows_of = None
         if log.schema is not None:
             from embedlog.server.typed_json import to_wire
 
             rows_of = partial(to_wire, schema=log.schema)
         found, size = list[bytes](), 0
-        while size < limit and (batches := cursor.take(limit - size)):
-            found += write_batches(batches, rows_of)
-            size = sum(map(len, found))
+        while size < limit and (batches := reader.read(min(limit - size, _READ_BYTES))):
+            for group in _groups(batches):
+                found += write_batches(group, rows_of)
+                size = sum(map(len, found))
+                if size >= limit and group[-1] is not batches[-1]:
+                    # The reader is beyond what is returned.
+                    return found
+        self._readers[log.key] = reader
+        if len(self._readers) > _MAX_READERS:
+            self._readers.popitem(last=False)
         return found
+
+
+def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """Yield batches that are converted together: of more than one, the columns are not large.
+
+    A compressed batch may be a thousand times as large when it is decoded.
+    """
+    group, size = list[Batch](), 0
+    for batch in batches:
+        decoded = batch.decoded_bytes()
+        if group and size + decoded > _READ_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(batch)
+        size += decoded
+    yield group
 
 
 class _Answer:
