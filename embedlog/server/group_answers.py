@@ -6,6 +6,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError, NonEmptyGroupError
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
@@ -60,8 +61,10 @@ class GroupAnswers:
             return {**failed, "generation_id": -1, "member_id": request.member_id}
 
     def _refuse_group_of_log(self, name: str) -> None:
-        described = self._answers.service.group(name)
-        if described is not None and described.members:
+        group = open_group(self._log.root, name)
+        if group.read().members and self._log.root.context.files.writable:
+            group.remove_dead_members()
+        if group.read().members:
             raise ApiError(
                 ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
                 f"The group {name} has members that are Python programs on the directory: "
