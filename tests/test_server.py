@@ -293,7 +293,7 @@ def test_without_acks_nothing_is_answered(embedlog_log, client):
 
 
 def test_what_cannot_be_appended_has_kafkas_codes(embedlog_log, client):
-    """And nothing of it is in the log."""
+    """And nothing of it is in the log (W2)."""
     embedlog_log.create_topic("orders", config={"max.message.bytes": 200})
     embedlog_log.create_topic("compacted", config={"cleanup.policy": "compact"})
     without_key = produced([(b"k", b"v", 1, []), (None, b"v", 1, [])])
@@ -345,7 +345,7 @@ def test_the_time_of_the_append(embedlog_log, embedlog_clock, client):
 
 
 def test_an_append_of_python_wakes_a_fetch(embedlog_log, address, client):
-    """Which waits for it far longer than this test may take."""
+    """Which waits for it far longer than this test may take (W1)."""
     embedlog_log.create_topic("orders")
     assert fetch(client, "orders", 0).records == b""
 
@@ -369,7 +369,7 @@ def test_offsets_out_of_range_and_at_the_end(embedlog_log, client):
 
 
 def test_a_fetch_returns_one_batch_in_any_case(embedlog_log, client):
-    """However small its limit is (KIP-74), and from inside of a batch that batch."""
+    """However small its limit is (KIP-74), and from inside of a batch that batch (W3)."""
     with embedlog_log.producer() as producer:
         producer.send_batch("orders", [bytes(5000)] * 10, partition=0).result()
         producer.send_batch("orders", [bytes(5000)] * 10, partition=0).result()
@@ -522,7 +522,7 @@ def test_versions_are_negotiated_from_any_version(client):
     ids=["http", "negative", "empty", "huge", "old", "unknown", "name", "tags"],
 )
 def test_what_is_no_request_closes_its_connection(kafka_server, address, client, data, caplog):
-    """With one line in the log, and no other connection is disturbed."""
+    """With one line in the log, and no other connection is disturbed (W6)."""
     with WireClient(address) as hostile:
         hostile.send(data)
         assert hostile.answer() is None
@@ -588,7 +588,7 @@ def test_an_address_of_other_hosts_is_refused(embedlog_log):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_only_the_owner_of_the_directory_connects(embedlog_log, address):
-    """The kernel says who is at the other end of a connection of this host."""
+    """The kernel says who is at the other end of a connection of this host (W7)."""
     connect = (
         "import os, socket, sys\n"
         "os.setuid(65534)\n"

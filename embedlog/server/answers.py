@@ -288,7 +288,7 @@ class Answers:
         def elect(partition: TopicPartition) -> Fields:
             unclean = bool(request.election_type)
             (name,) = self.service.elect_leaders([partition], unclean=unclean).values()
-            return {"error_code": int(ErrorCode[name or "NONE"])}
+            return {"error_code": int(ErrorCode[name or "NONE"]), "error_message": ""}
 
         topics = request.topic_partitions
         if topics is None:

@@ -47,6 +47,8 @@ _SMALL_BYTES = 64 << 10
 """Requests up to this size are not counted."""
 _IDLE_SECONDS = 600.0
 """A connection without a request for so long is closed, as by ``connections.max.idle.ms``."""
+_SENT_BYTES = 1 << 20
+"""How much a client must take in the time that follows."""
 _STALLED_SECONDS = 30.0
 """A connection is closed if the rest of a request does not come, or an answer is not taken."""
 _LENGTH, _KEY = struct.Struct(">i"), struct.Struct(">h")
@@ -344,8 +346,10 @@ class Connection:
         for part in parts:
             if len(part) > _SMALL_BYTES:
                 self._socket.sendall(b"".join(small))
-                self._socket.sendall(part)
                 small = []
+                # The timeout of the socket is for each call, however slow a client is.
+                for at in range(0, len(part), _SENT_BYTES):
+                    self._socket.sendall(memoryview(part)[at : at + _SENT_BYTES])
             else:
                 small.append(part)
         if small:
