@@ -239,7 +239,7 @@ def test_who_cannot_join_is_told_why(new_member, options, code):
 
 
 def test_groups_of_both_kinds_are_listed(embedlog_log, new_member):
-    """Those with members on the wire, and those of programs in Python, which it cannot join (W5)."""
+    """Those with members on the wire, and those of programs in Python: nobody joins both (W5)."""
     embedlog_log.create_topic("orders")
     member = new_member()
     settled(member)
