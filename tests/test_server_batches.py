@@ -91,7 +91,7 @@ CODECS = {
 def test_records_are_the_same_on_the_wire_and_back(count):
     """Null keys and values, headers, times that go back, and lengths of all sizes."""
     dice = random.Random(count)
-    for _ in range(choose(test=6, all=60)):
+    for _ in range(choose(test=2, all=60)):
         records = random_records(count, dice)
         batch = stored(records)
         (wire,) = write_batches([batch])
@@ -199,7 +199,7 @@ def test_damaged_records_are_refused(count):
     """The CRC fits, so whoever made them is wrong; each byte that changes is refused, or read."""
     dice = random.Random(count)
     (wire,) = write_batches([stored(random_records(count, dice))])
-    for _ in range(choose(test=60, all=20_000)):
+    for _ in range(choose(test=30, all=20_000)):
         body = bytearray(wire[HEAD.size :])
         for _ in range(dice.randrange(1, 4)):
             body[dice.randrange(len(body))] = dice.choice((0, 1, 127, 128, 255))
