@@ -129,6 +129,31 @@ def test_small_batches_are_merged():
     assert read_by_kafka_python(written[0]) == list(zip(range(BASE, base), expected, strict=True))
 
 
+def test_batches_that_one_cannot_hold_are_not_merged():
+    """Those of another leader epoch, and those whose offsets are too far apart."""
+    records = [(b"k", b"v", 5, [])]
+    far = BASE + (1 << 31)
+    for batches in ([stored(records), stored(records, far)], [stored(records), of_epoch(4)]):
+        written = list(write_batches(batches))
+        found = [offset for wire in written for offset, _ in read_by_kafka_python(wire)]
+        assert found == [batch.base_offset for batch in batches]
+        assert len(written) == 2
+
+
+def of_epoch(epoch: int) -> Any:
+    encoded = encode_lists([b"v"], [b"k"], [5])
+    message = pa.py_buffer(b"".join(encoded.stamp(BASE + 1, epoch)))
+    return parse(message, 0, message.size, path="", position=0, schema=schema())
+
+
+def test_a_timestamp_must_fit_in_64_bits():
+    (wire,) = write_batches([stored([(b"k", b"v", 5 + number, []) for number in range(30)])])
+    head = bytearray(wire[: HEAD.size])
+    struct.pack_into(">q", head, 27, (1 << 63) - 3)
+    with pytest.raises(ApiError):
+        read_batch(memoryview(compressed(bytes(head) + wire[HEAD.size :], 0, bytes))).columns()
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_codec_is_read(codec):
     dice = random.Random(6)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from embedlog.batch import Batch, EncodedBatch, encode, encode_lists, from_lists, schema
@@ -17,6 +16,7 @@ from embedlog.batch.arrays import data, numbers
 from embedlog.batch.encode import headers_array
 from embedlog.batch.wire import headers_type, timestamp_type
 from embedlog.checksum import crc32c
+from embedlog.config import INT_MAX
 from embedlog.lazy import np, pa, pc
 from embedlog.server.codecs import NAMES, decompress
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -30,6 +30,8 @@ _LEAST_RECORD = 7
 """A record without key, value and headers."""
 _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 7, 8, 16, 32
 _MAX_VARINT = 10
+_MAX_SPAN = INT_MAX
+"""The most offsets of a batch of the wire."""
 Headers = list[tuple[str, bytes | None]]
 Lists = tuple[list[Any], list[Any], list[int], list[Headers] | None]
 """Values, keys, timestamps, and headers if a record has any."""
@@ -220,6 +222,9 @@ def _read_columns(plain: bytes, count: int, base_timestamp: int) -> Any:
     headers: list[Headers] = [[]] * count if len(with_headers) else []
     for row in with_headers.tolist():
         headers[row], at[row] = _read_headers(plain, int(at[row]), int(header_counts[row]))
+    for delta in (int(deltas.min()), int(deltas.max())):
+        if not -(1 << 63) <= base_timestamp + delta < 1 << 63:
+            raise ValueError("a timestamp does not fit in 64 bits")
     if (at != ends).any() or (offsets != np.arange(count)).any():
         raise ValueError("a record does not fit its length, or its place")
     arrays = [
@@ -320,8 +325,8 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[byt
     Raises:
         CorruptBatchError: A batch is damaged.
     """
-    for (epoch, is_append_time), same in groupby(batches, _merge_key):
-        run = list(same)
+    for run in _runs(batches):
+        epoch, is_append_time = _merge_key(run[0])
         if rows_of is None and sum(batch.count for batch in run) <= _FEW:
             yield _written_lists(run, epoch, is_append_time)
             continue
@@ -335,6 +340,21 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[byt
             (merged,) = pa.Table.from_batches(columns).combine_chunks().to_batches()
         offsets = np.concatenate([_offsets_of(batch) for batch in run])
         yield _written(_WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
+
+
+def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
+    """Yield batches that one of the wire can hold."""
+    run: list[Batch] = []
+    for batch in batches:
+        if run and (
+            _merge_key(batch) != _merge_key(run[0])
+            or batch.next_offset - run[0].base_offset > _MAX_SPAN
+        ):
+            yield run
+            run = []
+        run.append(batch)
+    if run:
+        yield run
 
 
 def _merge_key(batch: Batch) -> tuple[int, bool]:
@@ -465,8 +485,9 @@ def _written(rows: _WireRows) -> bytes:
 
 def _encoded_headers(column: Any) -> Any:
     """Return the count and the headers of each record, encoded, as a column."""
-    counts = np.frombuffer(column.offsets.buffers()[1], np.int32, len(column) + 1)
-    counts = np.diff(counts[column.offsets.offset :][: len(column) + 1]).astype(np.int64)
+    bounds = column.offsets
+    counts = np.frombuffer(bounds.buffers()[1], np.int32, len(bounds), bounds.offset * 4)
+    counts = np.diff(counts).astype(np.int64)
     if column.null_count:
         counts = np.where(column.is_null().to_numpy(zero_copy_only=False), 0, counts)
     names, values = column.flatten().flatten()
