@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from embedlog.registry.avro_serializers import AvroDeserializer, AvroSerializer
     from embedlog.registry.schema_registry import RegisteredSchema, SchemaRegistry
     from embedlog.retry import Retry
+    from embedlog.server.server import KafkaServer, serve
     from embedlog.share.share_consumer import ShareConsumer
     from embedlog.share.stored_records import ShareRecord
-    from embedlog.server.server import KafkaServer, serve
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.splits.split import Split
 
