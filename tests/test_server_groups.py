@@ -258,6 +258,23 @@ def test_groups_of_both_kinds_are_listed(embedlog_log, new_member):
         assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
+def test_share_groups_have_their_own_type(embedlog_log, new_member):
+    """As in Kafka: listed as what they are, described by another request, not joined."""
+    embedlog_log.create_topic("jobs")
+    member = new_member()
+    with embedlog_log.share_consumer("jobs", group="workers") as consumer:
+        consumer.poll(0)
+        ask = member.client.ask
+        (listed,) = ask("ListGroups", 5).groups
+        assert (listed.group_id, listed.group_type) == ("workers", "share")
+        assert ask("ListGroups", 5, types_filter=["classic"]).groups == []
+        (described,) = ask("DescribeGroups", 5, groups=["workers"]).groups
+        assert (described.group_state, described.members) == ("Dead", [])
+        fields = {**member.options, "group_id": "workers", "member_id": ""}
+        answer = ask("JoinGroup", 5, **fields)
+        assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
 def test_offsets_of_topics_that_members_read_stay(embedlog_log, new_member):
     subscription = b"\0\0" + b"\0\0\0\1\0\6orders" + b"\xff\xff\xff\xff"
     embedlog_log.create_topic("orders")

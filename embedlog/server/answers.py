@@ -21,6 +21,7 @@ from embedlog.errors import (
     GroupIdNotFoundError,
     InvalidReplicationAssignmentError,
 )
+from embedlog.groups.membership import SHARE
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
@@ -554,15 +555,15 @@ class Answers:
 
     def list_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: the groups."""
-        states, groups = request.states_filter, []
-        if caller.node == controller_id(self.log) and "classic" in (
-            request.types_filter or ["classic"]
-        ):
-            for name in self.log.groups:
-                state = self.log.groups[name].state
-                if not states or state in states:
-                    facts = {"group_id": name, "protocol_type": "consumer", "group_state": state}
-                    groups.append({**facts, "group_type": "classic"})
+        states, types, groups = request.states_filter, request.types_filter, []
+        for name in self.log.groups if caller.node == controller_id(self.log) else ():
+            group = self.service.group(name)
+            if group is None:
+                continue  # It was deleted meanwhile.
+            kind = "share" if group.kind == SHARE else "classic"
+            if (not states or group.state in states) and (not types or kind in types):
+                facts = {"group_id": name, "protocol_type": group.kind, "group_type": kind}
+                groups.append({**facts, "group_state": group.state})
         return {"groups": groups}
 
     def describe_groups(self, request: Any, caller: Caller) -> Fields:
@@ -575,7 +576,7 @@ class Answers:
             group = self.service.group(name)
         except EmbedlogError as invalid:
             return {"group_id": name, "group_state": "Dead", **self.failure(invalid)}
-        if group is None:
+        if group is None or group.kind == SHARE:  # which another request describes
             error = GroupIdNotFoundError("The group does not exist", group=name)
             code = self.failure(error) if caller.version >= 6 else {}
             return {"group_id": name, "group_state": "Dead", "members": [], **code}
