@@ -13,7 +13,7 @@ EXTRAS = aiokafka avro confluent-kafka demo fsspec kafka kafka-python openteleme
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types kafka-messages clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests kafka-suite check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types kafka-messages clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
@@ -56,6 +56,10 @@ kafka-python-tests: .venv/.dev
 # aiokafka's own tests, fetched from its repository and run on a log.
 aiokafka-tests: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/aiokafka_suite.py $(ARGS)
+
+# Kafka's own integration tests, fetched from Maven Central and run on `embedlog serve`.
+kafka-suite: .venv/.dev
+	PYTHONPATH=. .venv/bin/python tests/support/kafka_suite.py $(ARGS)
 
 check: lint test wheel
 

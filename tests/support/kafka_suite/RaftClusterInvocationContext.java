@@ -1,0 +1,228 @@
+package org.apache.kafka.common.test.junit;
+
+import java.io.File;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
+import kafka.server.ControllerServer;
+import kafka.server.KafkaBroker;
+import org.apache.kafka.common.network.ListenerName;
+import org.apache.kafka.common.test.ClusterInstance;
+import org.apache.kafka.common.test.api.ClusterConfig;
+import org.apache.kafka.common.test.api.Type;
+import org.apache.kafka.server.fault.FaultHandlerException;
+import org.junit.jupiter.api.extension.AfterEachCallback;
+import org.junit.jupiter.api.extension.BeforeEachCallback;
+import org.junit.jupiter.api.extension.Extension;
+import org.junit.jupiter.api.extension.TestTemplateInvocationContext;
+import org.opentest4j.TestAbortedException;
+
+/**
+ * Takes the place of Kafka's own class, first on the class path: Kafka's tests then run on
+ * `embedlog serve` instead of brokers in their own process.
+ *
+ * <p>However many brokers a test asks for, there is one server. What stops or starts a broker is
+ * aborted, which JUnit reports as skipped, with the reason.
+ */
+public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
+  private static final int START_SECONDS = 60;
+
+  private final String name;
+  private final ClusterConfig config;
+  private final boolean isCombined;
+
+  public RaftClusterInvocationContext(String name, ClusterConfig config, boolean isCombined) {
+    this.name = name;
+    this.config = config;
+    this.isCombined = isCombined;
+  }
+
+  /** Kafka's own class has it, and its tests call it. */
+  static void waitForCondition(Supplier<Boolean> condition, String message)
+      throws InterruptedException {
+    for (int i = 0; i < 300; i++) {
+      if (condition.get()) {
+        return;
+      }
+      Thread.sleep(50);
+    }
+    throw new AssertionError(message);
+  }
+
+  @Override
+  public String getDisplayName(int index) {
+    return name + " [" + index + "]";
+  }
+
+  @Override
+  public List<Extension> getAdditionalExtensions() {
+    Server server = new Server(config);
+    BeforeEachCallback before =
+        context -> {
+          if (isCombined) {
+            throw new TestAbortedException("once is enough: there is no controller");
+          }
+          if (config.isAutoStart()) {
+            server.start();
+          }
+        };
+    AfterEachCallback after = context -> server.stop();
+    return List.of(before, after, new ClusterInstanceParameterResolver(server));
+  }
+
+  private static final class Server implements ClusterInstance {
+    private final ClusterConfig config;
+    private Process process;
+    private Path directory;
+    private int port;
+    private boolean isStarted;
+    private boolean isStopped;
+
+    Server(ClusterConfig config) {
+      this.config = config;
+    }
+
+    @Override
+    public Type type() {
+      return Type.CO_KRAFT;
+    }
+
+    @Override
+    public Map<Integer, KafkaBroker> brokers() {
+      return Map.of(); // Who waits for each of them waits for none.
+    }
+
+    @Override
+    public Map<Integer, ControllerServer> controllers() {
+      return Map.of();
+    }
+
+    @Override
+    public ClusterConfig config() {
+      return config;
+    }
+
+    @Override
+    public Set<Integer> controllerIds() {
+      return Set.of();
+    }
+
+    @Override
+    public ListenerName clientListener() {
+      return ListenerName.normalised("EXTERNAL");
+    }
+
+    @Override
+    public ListenerName controllerListenerName() {
+      return ListenerName.normalised("CONTROLLER");
+    }
+
+    @Override
+    public String bootstrapServers() {
+      return "127.0.0.1:" + port;
+    }
+
+    @Override
+    public String bootstrapControllers() {
+      throw new TestAbortedException("a controller");
+    }
+
+    @Override
+    public String clusterId() {
+      throw new TestAbortedException("the id that the test gave the cluster");
+    }
+
+    @Override
+    public Optional<FaultHandlerException> firstFatalException() {
+      return Optional.empty();
+    }
+
+    @Override
+    public Optional<FaultHandlerException> firstNonFatalException() {
+      return Optional.empty();
+    }
+
+    @Override
+    public void start() {
+      if (isStarted) {
+        return;
+      }
+      isStarted = true;
+      try (ServerSocket free = new ServerSocket(0)) {
+        port = free.getLocalPort();
+      } catch (IOException error) {
+        throw new IllegalStateException(error);
+      }
+      try {
+        directory = Files.createTempDirectory("kafka-suite");
+        List<String> command = new ArrayList<>(List.of(System.getenv("SERVER").split(" ")));
+        command.add(directory.resolve("log").toString());
+        command.add("--listen");
+        command.add(bootstrapServers());
+        File output = new File(System.getenv("SERVER_OUTPUT"));
+        process =
+            new ProcessBuilder(command)
+                .redirectErrorStream(true)
+                .redirectOutput(ProcessBuilder.Redirect.appendTo(output))
+                .start();
+        awaitConnection();
+      } catch (IOException | InterruptedException error) {
+        throw new IllegalStateException(error);
+      }
+    }
+
+    private void awaitConnection() throws InterruptedException {
+      long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(START_SECONDS);
+      while (System.nanoTime() < until) {
+        try (Socket socket = new Socket()) {
+          socket.connect(new InetSocketAddress("127.0.0.1", port));
+          return;
+        } catch (IOException error) {
+          Thread.sleep(20);
+        }
+      }
+      throw new IllegalStateException("the server does not listen after " + START_SECONDS + " s");
+    }
+
+    @Override
+    public boolean started() {
+      return isStarted;
+    }
+
+    @Override
+    public void stop() {
+      if (!isStopped && process != null) {
+        process.destroyForcibly();
+      }
+      isStopped = true;
+    }
+
+    @Override
+    public boolean stopped() {
+      return isStopped;
+    }
+
+    @Override
+    public void shutdownBroker(int brokerId) {
+      throw new TestAbortedException("a second broker");
+    }
+
+    @Override
+    public void startBroker(int brokerId) {
+      throw new TestAbortedException("a second broker");
+    }
+
+    @Override
+    public void waitForReadyBrokers() {}
+  }
+}
