@@ -106,7 +106,7 @@ def run(name: str, class_path: str, server_output: Path) -> list[Outcome]:
         ]
         environment = {
             **os.environ,
-            "SERVER": os.environ.get("SERVER") or f"{sys.executable} -m embedlog serve",
+            "SERVER": f"{sys.executable} -m embedlog serve",
             "SERVER_OUTPUT": str(server_output),
         }
         done = subprocess.run(
