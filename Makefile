@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 PYTEST ?= .venv/bin/python -m pytest
-# As many workers as tests/conftest.py says; what says so stays together (`xdist_group`).
+# A worker for each processor; what says so stays together (`xdist_group`).
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 UV ?= .venv/bin/uv

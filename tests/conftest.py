@@ -72,12 +72,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return a worker more than there are processors: a part of the tests waits for processes."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process, and choose how much it does, before any test is collected."""
     # A shell ignores Ctrl-C in what it runs in the background, and all children inherit that.

@@ -106,8 +106,8 @@ class LetterWriter:
             producer.abort_transaction()
             raise
         for key, each in ranges:
-            where = *partitions[key].partition, each.first, each.stop - 1, each.delivery_count
-            _log.warning("%s-%d, offsets %d to %d: dead letters after delivery %d", *where)
+            where = *partitions[key].partition, each.first, each.stop, each.delivery_count
+            _log.warning("%s-%d, offsets [%d, %d): dead letters after delivery %d", *where)
 
     def _failure(self, record: Record, given_up: RecordRange) -> Failure:
         now_ms, group, count = self._root.clock(), self._group.name, given_up.delivery_count

@@ -100,6 +100,10 @@ def _write(log: Log) -> None:
         consumer.poll(1.0)
         t.send("queries", b"copied")
         t.commit_offsets(consumer)
+    log.groups["workers"].alter({"share.auto.offset.reset": "earliest"})
+    with log.share_consumer("queries", group="workers") as consumer:
+        consumer.poll(1.0)
+        consumer.commit()
     log.housekeeping.run()
     log.snapshot("kept", expires=None)
 
