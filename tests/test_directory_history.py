@@ -299,6 +299,7 @@ def test_the_error_counts_the_records_that_the_other_directory_lacks(pair, power
         expected = "7 and 3 records that the other lacks (only-in-2-0 2 and 0; t-0 5 and 3)"
     assert expected in text
     assert "log.replicas.remove(" in text
+    assert " from write " in caught.value.__notes__[0]
     capsys.readouterr()
     assert main(["--root", str(first), "topics", "create", "u"]) != 0
     printed = capsys.readouterr().err

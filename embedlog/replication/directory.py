@@ -240,7 +240,10 @@ def extra_writes(directory: LogDirectory, other: LogDirectory) -> int:
 
 
 def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError:
-    """Return the error of two directories of which each has what the other lacks."""
+    """Return the error of two directories of which each has what the other lacks.
+
+    Its notes have their epochs, and where these begin.
+    """
     mine, theirs = _partitions(first), _partitions(second)
     own = {
         name: _own_records(mine.get(name, _NO_RECORDS), theirs.get(name, _NO_RECORDS))
@@ -257,7 +260,7 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
             f"{extra_writes(first, second)} and {extra_writes(second, first)} changes of their own "
             "besides equal records"
         )
-    return ReplicasDivergedError(
+    error = ReplicasDivergedError(
         f"{first.path} and {second.path} were each written to without the other: they have {has}",
         todo="Decide which one counts, and remove the other."
         + Hint(
@@ -268,6 +271,10 @@ def diverged(first: LogDirectory, second: LogDirectory) -> ReplicasDivergedError
         )
         + "Then move its files away, and add it again.",
     )
+    pairs = zip(("state", "live"), histories(first), histories(second), strict=False)
+    for name, one, two in pairs:
+        error.add_note(f"{name}: {one.beyond(two)}; and {two.beyond(one)}")
+    return error
 
 
 class _Records(NamedTuple):

@@ -65,6 +65,12 @@ class DirectoryHistory(NamedTuple):
         mine, others, shared = self._beside(other)
         return shared < min(len(mine), len(others))
 
+    def beyond(self, other: DirectoryHistory) -> str:
+        """Return what this history has after the last epoch that both have, for an error."""
+        mine, _, shared = self._beside(other)
+        begun = ", ".join(f"{epoch.number} from write {epoch.start}" for epoch in mine[shared:])
+        return f"epochs {begun or '-'}, last write {self.end}"
+
     def _beside(self, other: DirectoryHistory) -> tuple[list[Epoch], list[Epoch], int]:
         """Return the epochs of both that can be compared, and how many both have."""
         # Older ones are not known any more, or of a database that was begun again.
