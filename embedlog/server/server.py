@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files.peers import is_loopback, may_use, uid_of_peer
 from embedlog.lazy import logging
 from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.authentication import Authentication
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import controller_id
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -62,8 +64,14 @@ APIS = (
     *("IncrementalAlterConfigs", "CreatePartitions", "DeleteGroups", "OffsetDelete"),
     *("DescribeCluster", "DescribeTopicPartitions", "ElectLeaders", "DescribeLogDirs"),
     *("AlterPartitionReassignments", "ListPartitionReassignments", "ListConfigResources"),
+    *("SaslHandshake", "SaslAuthenticate"),
 )
 """What the server has, in all stable versions of Kafka's release."""
+_SINCE = {"SaslHandshake": 1}
+"""The first version that the server has, where it is a later one: after version 0 come bytes that
+are no requests."""
+_UNAUTHENTICATED = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
+"""What a client may ask before it has proved who it is."""
 ADVERTISED = {"Produce": 0}
 """The first version that is named, where it is an earlier one: librdkafka takes a server without
 it for one that has no codecs.  Requests of those versions are refused, as by Kafka 4."""
@@ -87,23 +95,44 @@ class KafkaServer:
         port: The port; 0 chooses a free one.
         insecure: Accept connections from other hosts, and from all users of this one, although
             nobody proves who they are.
+        users: The passwords of users by their names.  Each client must prove that it is one of
+            them, by SASL with SCRAM-SHA-256, SCRAM-SHA-512, or, if the connection is encrypted or
+            of this host, PLAIN.
+        ssl_context: Encrypts the connections.  If it requires certificates of clients, these prove
+            who they are.
 
     Raises:
-        InvalidConfigError: The address is not of this host only, and ``insecure`` is not set.
+        InvalidConfigError: The address is not of this host only, and clients need not prove who
+            they are, but ``insecure`` is not set; or it is set, and they must.
         OSError: The address cannot be used.
     """
 
     def __init__(
-        self, log: Log, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
+        self,
+        log: Log,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        insecure: bool = False,
+        users: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        if not insecure and not is_loopback(host):
+        has_certificates = ssl_context is not None and ssl_context.verify_mode == ssl.CERT_REQUIRED
+        is_proved = users is not None or has_certificates
+        if insecure and is_proved:
+            raise InvalidConfigError(
+                "insecure lets everybody do everything, but clients must prove who they are",
+                todo="Leave out one of the two.",
+            )
+        if not insecure and not is_proved and not is_loopback(host):
             raise InvalidConfigError(
                 f"The address {host} can be reached from other hosts, and this server does not "
                 "ask who its clients are",
-                todo="Listen at 127.0.0.1, or use insecure (--insecure) in a network that you "
-                "trust.",
+                todo="Name the users (--users), listen at 127.0.0.1, or use insecure (--insecure) "
+                "in a network that you trust.",
             )
-        self._log, self._insecure = log, insecure
+        self._log, self._is_open = log, insecure or is_proved
+        self.users, self.ssl_context = users, ssl_context
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.host, self.port = host, int(self._listener.getsockname()[1])
@@ -136,7 +165,12 @@ class KafkaServer:
                 _logger.warning("Refused a connection from %s: %s", address[0], reason)
                 connected.close()
                 continue
-            connection = Connection(self, connected)
+            try:
+                connection = Connection(self, connected)
+            except OSError as error:  # The client has closed it already.
+                _logger.debug("The connection of %s ended: %s", address[0], error)
+                connected.close()
+                continue
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name="embedlog-server-client", daemon=True
             )
@@ -155,14 +189,14 @@ class KafkaServer:
         """Return why a connection is refused; None if it is not."""
         if len(self._connections) >= MAX_CONNECTIONS:
             return f"there are {MAX_CONNECTIONS} connections"
-        if self._insecure:
+        if self._is_open:
             return None
         try:
             uid = uid_of_peer(connected)
         except (OSError, LookupError, ValueError) as error:
             return f"its user is not known: {error}"
         if uid is None:
-            return "its user is not known; clients in other network namespaces need --insecure"
+            return "its user is not known; clients in other network namespaces need --users"
         if not may_use(uid, self._log.path):
             return f"user {uid} does not own {self._log.path}"
         return None
@@ -217,7 +251,8 @@ class KafkaServer:
 
 def offered() -> Mapping[str, tuple[int, int]]:
     """Return the versions that the server answers, by the names of the APIs."""
-    return {name: versions(name) for name in APIS}
+    both = {name: versions(name) for name in APIS}
+    return {name: (_SINCE.get(name, first), last) for name, (first, last) in both.items()}
 
 
 class Connection:
@@ -229,14 +264,23 @@ class Connection:
     """
 
     def __init__(self, server: KafkaServer, connected: socket.socket) -> None:
-        self._server, self._socket = server, connected
         self._offered = offered()
         self._host, self._port = connected.getsockname()[:2]
         self._peer = str(connected.getpeername()[0])
+        context = server.ssl_context
+        if context is not None:
+            # The thread of this connection waits for the client, not that which accepts.
+            connected = context.wrap_socket(
+                connected, server_side=True, do_handshake_on_connect=False
+            )
+        self._server, self._socket = server, connected
+        is_private = context is not None or is_loopback(self._peer)
+        self._authentication = Authentication(server.users, is_private)
         answers = server.answers
         self._fetcher = Fetcher(answers, server.cache, server.watch, server.replies)
         parts = (
             self,
+            self._authentication,
             self._fetcher,
             Producers(answers, server.cache),
             GroupAnswers(answers, server.groups),
@@ -254,6 +298,9 @@ class Connection:
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if isinstance(connected, ssl.SSLSocket):
+                connected.settimeout(_STALLED_SECONDS)
+                connected.do_handshake()
             while self._answer_next():
                 pass
         except MalformedMessageError as error:
@@ -271,11 +318,13 @@ class Connection:
     def _answer_next(self) -> bool:
         """Answer the next request; False at the end of the connection."""
         head = bytearray(_LENGTH.size + _KEY.size)
-        self._socket.settimeout(_IDLE_SECONDS)
+        is_pending = self._authentication.is_pending
+        self._socket.settimeout(_STALLED_SECONDS if is_pending else _IDLE_SECONDS)
         if not self._receive(memoryview(head)):
             return False
         (size,), (key,) = _LENGTH.unpack_from(head), _KEY.unpack_from(head, _LENGTH.size)
         limit = MAX_FRAME_BYTES if key == _PRODUCE else MAX_OTHER_BYTES
+        limit = _SMALL_BYTES if is_pending else limit
         if not _KEY.size < size <= limit:
             raise MalformedMessageError(
                 f"a request of {size} bytes; those of API {api_names().get(key, key)} may have "
@@ -297,6 +346,7 @@ class Connection:
             self._server.requests.give_back(counted)
         if answer:
             self._send(answer)
+        self._authentication.check()
         self._fetcher.sent()
         return True
 
@@ -310,6 +360,11 @@ class Connection:
                 )
             failed = {"error_code": int(ErrorCode.UNSUPPORTED_VERSION)}
             return encode_response(request, 0, self.api_versions(None, None) | failed)
+        if self._authentication.is_pending and request.api not in _UNAUTHENTICATED:
+            raise MalformedMessageError(
+                f"a request of API {request.api} before SASL, by the client "
+                f"{request.client_id[:50]!r}"
+            )
         caller = Caller(
             *(self._host, self._port, controller_id(self._server.answers.log)),
             *(request.client_id, self._peer, request.version),
@@ -358,7 +413,8 @@ class Connection:
     def shut_down(self) -> None:
         """End the connection; its thread notices."""
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # That of TLS forgets the keys, which the thread may be using.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         except OSError:
             pass
 
@@ -369,7 +425,13 @@ class Connection:
 
 
 def serve(
-    log: Log, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
+    log: Log,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    insecure: bool = False,
+    users: Mapping[str, str] | None = None,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> KafkaServer:
     """Serve an open log to Kafka's clients, in threads of this process; see `KafkaServer`."""
-    return KafkaServer(log, host, port, insecure=insecure)
+    return KafkaServer(log, host, port, insecure=insecure, users=users, ssl_context=ssl_context)
