@@ -1,8 +1,8 @@
 """How fast is the server, by the CPU of the process and by the clock of one client?
 
 The client is in another process, so that its interpreter does not take turns with the server's.
-Requests are made before the clock starts.  The study of other servers has 745 and 1,478 µs of CPU
-for produce requests of 148 and 2,400 records by numpy.
+Requests are made before the clock starts.  Beside it a Kafka broker, which the same client sends
+the same bytes to; it needs Java and Maven.
 """
 
 import json
@@ -10,8 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 
 import pytest
+from support.kafka_broker import KafkaBroker
 from support.wire_client import WireClient, request_bytes
 
 from embedlog.batch import encode_lists, parse, schema
@@ -22,36 +26,92 @@ RECORDS = {"16 KB": 148, "256 KB": 2400}
 VALUE_BYTES = 100
 
 
-def batch_of(count):
+def batch_of(records):
     """Return a batch of a log, and the bytes of the same on the wire."""
-    values = [os.urandom(VALUE_BYTES) for _ in range(count)]
-    encoded = encode_lists(values, None, [1_700_000_000_000 + n // 100 for n in range(count)])
+    values = [os.urandom(VALUE_BYTES) for _ in range(records)]
+    encoded = encode_lists(values, None, [1_700_000_000_000 + n // 100 for n in range(records)])
     message = pa.py_buffer(b"".join(encoded.stamp(0, 0)))
     batch = parse(message, 0, message.size, path="", position=0, schema=schema())
     return batch, next(iter(write_batches([batch])))
 
 
+class Server:
+    """The command, until it is closed.
+
+    Args:
+        directory: An empty one.
+    """
+
+    def __init__(self, directory):
+        command = [sys.executable, "-m", "embedlog", "serve", str(directory / "log"), "--json"]
+        self._command = [*command, "--listen", "127.0.0.1:0"]
+        self.start()
+
+    def start(self):
+        """Start it, and wait until it listens."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+        self.address = json.loads(self._process.stdout.readline())["bootstrap_servers"]
+
+    def kill(self):
+        """End it."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+        self._process.stdout.close()
+
+
+SERVERS = {"embedlog": Server, "kafka": partial(KafkaBroker, seconds=120)}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def served(request, tmp_path_factory):
+    """A server, and a broker."""
+    server = SERVERS[request.param](tmp_path_factory.mktemp("served"))
+    yield server
+    server.kill()
+
+
 @pytest.fixture
-def served(tmp_path):
-    """Run the command, and return its process and its address."""
-    command = [sys.executable, "-m", "embedlog", "serve", str(tmp_path / "log"), "--json"]
-    process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE)
-    yield process, json.loads(process.stdout.readline())["bootstrap_servers"]
-    process.send_signal(signal.SIGTERM)
-    process.wait()
-    process.stdout.close()
+def client(served):
+    """A client of a server that answers."""
+    with answering(served) as client:
+        yield client
 
 
-def cpu_seconds(process):
-    """Return the CPU time of a process."""
-    with open(f"/proc/{process.pid}/stat") as file:
+@contextmanager
+def answering(server):
+    """Return a client once the server answers: a broker listens before it has a controller."""
+    while True:
+        with WireClient(server.address) as client:
+            if client.ask("Metadata", 12, topics=[]).brokers:
+                yield client
+                return
+
+
+@pytest.fixture
+def topic(client):
+    """A new topic of one partition."""
+    name = f"t{next(numbers)}"
+    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
+    client.ask("CreateTopics", 7, topics=topics, timeout_ms=30_000)
+    while client.ask("Metadata", 11, topics=[{"name": name}]).topics[0].error_code:
+        pass
+    return name
+
+
+numbers = count()
+
+
+def cpu_seconds(server):
+    """Return the CPU time of a server."""
+    with open(f"/proc/{server.pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory(process):
-    """Return how much memory a process takes now."""
-    with open(f"/proc/{process.pid}/status") as file:
+def memory(server):
+    """Return how much memory a server takes now."""
+    with open(f"/proc/{server.pid}/status") as file:
         return file.read().partition("VmRSS:")[2].split("\n")[0].strip()
 
 
@@ -71,61 +131,52 @@ def bench_columns_to_batches(benchmark, size):
     benchmark.extra_info["records"] = RECORDS[size]
 
 
+def produce_bytes(topic, records):
+    """Return a request that appends so many records."""
+    _, wire = batch_of(records)
+    topics = [{"name": topic, "partition_data": [{"index": 0, "records": wire}]}]
+    return request_bytes("Produce", 9, acks=-1, timeout_ms=1000, topic_data=topics)
+
+
+def send(client, request):
+    """Send a request, and wait for its answer."""
+    client.send(request)
+    client.answer()
+
+
 @pytest.mark.parametrize("size", RECORDS)
-def bench_produce(benchmark, served, size):
+def bench_produce(benchmark, note, served, client, topic, size):
     """Send one batch after the other, each of which is acknowledged before the next."""
-    process, address = served
-    _, wire = batch_of(RECORDS[size])
-    topics = [{"name": "t", "partition_data": [{"index": 0, "records": wire}]}]
-    request = request_bytes("Produce", 9, acks=-1, timeout_ms=1000, topic_data=topics)
-    with WireClient(address) as client:
-        client.ask("CreateTopics", 7, topics=[{"name": "t", "num_partitions": 1}])
-
-        def produce():
-            client.send(request)
-            client.answer()
-
-        produce()
-        before = cpu_seconds(process)
-        benchmark.pedantic(produce, rounds=300 if size == "16 KB" else 60, warmup_rounds=5)
-        rounds = len(benchmark.stats.stats.data) + 5
-        benchmark.extra_info["server_us"] = (cpu_seconds(process) - before) / rounds * 1e6
+    request, rounds = produce_bytes(topic, RECORDS[size]), 300 if size == "16 KB" else 60
+    for _ in range(rounds):
+        send(client, request)
+    before = cpu_seconds(served)
+    benchmark.pedantic(send, (client, request), rounds=rounds)
+    note(records=RECORDS[size], server_us=round((cpu_seconds(served) - before) / rounds * 1e6))
 
 
 @pytest.mark.parametrize("size", RECORDS)
-def bench_fetch(benchmark, served, size):
+def bench_fetch(benchmark, note, served, client, topic, size):
     """Read 100,000 records of segments that were written in batches of this size."""
-    process, address = served
-    count = RECORDS[size]
-    _, wire = batch_of(count)
-    topics = [{"name": "t", "partition_data": [{"index": 0, "records": wire}]}]
-    produce = request_bytes("Produce", 9, acks=-1, timeout_ms=1000, topic_data=topics)
-    with WireClient(address) as client:
-        client.ask("CreateTopics", 7, topics=[{"name": "t", "num_partitions": 1}])
-        total = 0
-        # More than the server keeps in memory as it came: the first ones are converted.
-        while total * VALUE_BYTES < 40 << 20:
-            client.send(produce)
-            client.answer()
-            total += count
+    request, total = produce_bytes(topic, RECORDS[size]), 0
+    # More than the server keeps in memory as it came: the first ones are converted.
+    while total * VALUE_BYTES < 40 << 20:
+        send(client, request)
+        total += RECORDS[size]
 
-        def read():
-            offset = 0
-            while offset < 100_000:
-                partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-                fetched = client.ask(
-                    "Fetch",
-                    11,
-                    max_bytes=1 << 20,
-                    topics=[{"topic": "t", "partitions": [partition]}],
-                )
-                records = bytes(fetched.responses[0].partitions[0].records)
-                offset = end_of(records)
+    def read():
+        offset = 0
+        while offset < 100_000:
+            partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+            topics = [{"topic": topic, "partitions": [partition]}]
+            fetched = client.ask("Fetch", 11, max_bytes=1 << 20, topics=topics)
+            offset = end_of(bytes(fetched.responses[0].partitions[0].records))
 
-        before = cpu_seconds(process)
-        benchmark.pedantic(read, rounds=5)
-        benchmark.extra_info["server_us_per_record"] = (cpu_seconds(process) - before) / 0.5
-        benchmark.extra_info["memory"] = memory(process)
+    read()
+    before = cpu_seconds(served)
+    benchmark.pedantic(read, rounds=5)
+    note(records=100_000, server_ms=round((cpu_seconds(served) - before) / 5 * 1e3))
+    note(memory=memory(served))
 
 
 def end_of(data):
@@ -138,36 +189,39 @@ def end_of(data):
     return end
 
 
-def bench_synchronous_requests(benchmark, served):
+def bench_synchronous_requests(benchmark, client, topic):
     """Send one record, and wait for the acknowledgement."""
-    _, address = served
-    _, wire = batch_of(1)
-    topics = [{"name": "t", "partition_data": [{"index": 0, "records": wire}]}]
-    request = request_bytes("Produce", 9, acks=-1, timeout_ms=1000, topic_data=topics)
-    with WireClient(address) as client:
-        client.ask("CreateTopics", 7, topics=[{"name": "t", "num_partitions": 1}])
+    request = produce_bytes(topic, 1)
+    benchmark.pedantic(send, (client, request), rounds=2000, warmup_rounds=500)
 
-        def produce():
+
+def bench_latency(benchmark, served, client, topic):
+    """Send one record, until a consumer that waits for it has it."""
+    offsets = count()
+    with WireClient(served.address) as consumer:
+        request = produce_bytes(topic, 1)
+
+        def deliver():
+            partition = {"partition": 0, "fetch_offset": next(offsets), "partition_max_bytes": 1000}
+            topics = [{"topic": topic, "partitions": [partition]}]
+            fetch = request_bytes("Fetch", 11, max_wait_ms=5000, min_bytes=1, topics=topics)
+            consumer.send(fetch)
             client.send(request)
+            consumer.answer()
             client.answer()
 
-        benchmark.pedantic(produce, rounds=1000, warmup_rounds=50)
+        benchmark.pedantic(deliver, rounds=1000, warmup_rounds=200)
 
 
-def bench_start(benchmark, tmp_path):
-    """Start the command until the first answer, on a new log."""
-    numbers = iter(range(1000))
+@pytest.mark.parametrize("kind", SERVERS)
+def bench_start(benchmark, note, tmp_path, kind):
+    """Start until the first answer."""
+    server = SERVERS[kind](tmp_path)
+    server.kill()
 
     def start():
-        path = str(tmp_path / str(next(numbers)))
-        command = [sys.executable, "-m", "embedlog", "serve", path, "--json"]
-        process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE)
-        address = json.loads(process.stdout.readline())["bootstrap_servers"]
-        with WireClient(address) as client:
-            client.ask("Metadata", 12, topics=[])
-        benchmark.extra_info["memory"] = memory(process)
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        process.stdout.close()
+        server.start()
+        with answering(server):
+            note(memory=memory(server))
 
-    benchmark.pedantic(start, rounds=5)
+    benchmark.pedantic(start, teardown=server.kill, rounds=5)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
+import signal
+from types import SimpleNamespace
 
 import lmdb
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support import forks
 from support.replicas import Directories, assignment, bring_back, notice, send, values
 from support.roots import abandon, encoded
 
 import embedlog
 from embedlog import kv
 from embedlog.cli import main
-from embedlog.errors import NotALogError, NotEnoughReplicasError, ReplicasDivergedError
+from embedlog.errors import (
+    NotALogError,
+    NotEnoughReplicasError,
+    ReplicasDivergedError,
+    StorageError,
+)
 from embedlog.failures import Failures
 from embedlog.replication import root as replicated_root
 from embedlog.replication.metadata import METADATA_VERSION, DirectoryHistory, Epoch, put_epoch
@@ -269,6 +278,69 @@ def test_an_epoch_in_which_something_was_done_has_diverged(three, monkeypatch, w
             assert log.topics() == ["t", "u"]
         else:
             assert values(log, "t")[-1] == b"only here"
+
+
+@pytest.mark.parametrize("removed", [1, 2])
+def test_a_directory_that_lacks_the_removal_of_another_one_is_behind(tmp_path, removed):
+    """Also if that was the controller: no epoch that both have becomes another one."""
+    directories, kept = Directories(tmp_path), 3 - removed
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(kept, 3)])
+        send(log, "t", [b"a"])
+        shutil.copytree(directories.path(3), directories.path(3).with_name("before"))
+        log.replicas.remove(directories.path(removed))
+    kv.close_unused()
+    directories.take(3)
+    shutil.rmtree(directories.aside(3))
+    with directories.alone(kept) as log:
+        send(log, "t", [b"b"])
+        directories.path(3).with_name("before").rename(directories.path(3))
+        assert bring_back(log) == [3]
+        assert values(log, "t") == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("end", ["killed", "failed"])
+def test_an_epoch_that_one_directory_has_is_not_taken_for_the_next_one(
+    tmp_path, monkeypatch, caplog, end
+):
+    """Another program may have seen it there; without that directory the others begin another."""
+    directories = Directories(tmp_path)
+    commit_all = kv._commit_all
+
+    def commit_first(stores, fan_out):
+        commit_all(stores[:1], SimpleNamespace(txns=fan_out.txns[:1]))
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        monkeypatch.undo()
+        error = StorageError("It failed", errno=errno.EIO, path=f"{stores[0].path}")
+        raise error
+
+    def begin_epoch():
+        with directories.open() as other:
+            epoch = other.root.controller.epoch
+            monkeypatch.setattr(kv, "_commit_all", commit_first)
+            other.root.controller.change(lambda *_: True)
+            assert other.root.controller.epoch > epoch
+
+    with directories.open() as log:
+        log.create_topic("t", replicas=[(1, 2, 3)])
+        send(log, "t", [b"a"])
+        if end == "killed":
+            assert forks.was_killed(begin_epoch)
+        else:
+            forks.call(begin_epoch)
+        controller = log.root.controller.current()
+        controller.take_offline({1: StorageError("It is broken", path=directories.path(1))})
+        assert controller.image.online == (2, 3)
+        send(log, "t", [b"b"])
+        with directories.open() as other:
+            send(other, "t", [b"c"])
+        assert 1 in {*bring_back(log), *controller.current().image.online}
+        assert values(log, "t") == [b"a", b"b", b"c"]
+        send(log, "t", [b"d"])
+    with directories.open() as log:
+        assert values(log, "t") == [b"a", b"b", b"c", b"d"]
+        directories.assert_equal_copies("t")
 
 
 # What the error says

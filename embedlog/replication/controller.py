@@ -220,6 +220,14 @@ class Controller:
 
     # The metadata
 
+    def next_epoch(self, epoch: int) -> int:
+        """Return the number of the epoch that follows one in a write: above all that were noted.
+
+        One that was noted may be in a directory that does not work any more, and nowhere else.
+        Whoever has seen it there must notice that another one begins without that directory.
+        """
+        return max(epoch, self.epoch, *(page[0] for page in self._epoch_pages)) + 1
+
     def change(self, step: Callable[[kv.Txn, MetadataImage], bool]) -> bool:
         """Change the metadata in one write of `state`, and show all processes the new epoch.
 
@@ -233,7 +241,7 @@ class Controller:
             if changed:
                 version = METADATA_VERSION.get(txn)
                 assert version is not None
-                put_epoch(txn, image.epoch + 1, version.controller_id)
+                put_epoch(txn, self.next_epoch(image.epoch), version.controller_id)
             return changed
 
         changed = self.state.write(write)
@@ -398,7 +406,7 @@ class Controller:
 
     def _put_offline(self, txn: kv.Txn, image: MetadataImage, gone: Mapping[int, str]) -> None:
         """Write that directories are offline, why, and who leads instead, in a new epoch."""
-        epoch = image.epoch + 1
+        epoch = self.next_epoch(image.epoch)
         for each in gone.keys() - self._given_up:
             info = image.directories[each]
             after = info._replace(
@@ -455,7 +463,9 @@ class Controller:
             check_quorum(image, left, gone)
             _remove_directories(txn, image, gone, left)
             if image.controller_id in gone:
-                put_epoch(txn, image.epoch, left[0])
+                version = METADATA_VERSION.get(txn)
+                assert version is not None
+                METADATA_VERSION.put(txn, value=version._replace(controller_id=left[0]))
             return True
 
         self.change(step)
@@ -508,14 +518,15 @@ class Controller:
                 return before.without_copy(directory.id)
             return before.returned(directory.id, flushed.get(key))
 
-        def online(txn: kv.Txn) -> None:
+        def online(txn: kv.Txn) -> int:
             image = MetadataImage.load(txn)
             gone = {each: reason for each, reason in reasons.items() if each in image.online}
             assignments = _put_assignments(txn, image, returned)
             image = replace(image, assignments=assignments)
             if gone:
                 self._put_offline(txn, image, gone)
-            epoch, after = image.epoch + 1, MetadataImage.load(txn)
+            after = MetadataImage.load(txn)
+            epoch = after.epoch if gone else self.next_epoch(image.epoch)
             changed = after.directories[directory.id]._replace(
                 path=directory.path,
                 online=True,
@@ -524,6 +535,7 @@ class Controller:
             )
             DIRECTORIES.put(txn, directory.id, value=changed)
             put_epoch(txn, epoch, after.controller_id)
+            return epoch
 
         # `state` before `live`, as in a checkpoint.
         with (
@@ -543,8 +555,7 @@ class Controller:
             # In one write with its rows, which hide that it has lost its files.
             everyone = sorted([*directories, directory], key=lambda each: each.id)
             self._discard_tails(image, everyone, directory, lost=lost)
-            self.state.write_held(everyone, online, replaced=directory)
-            directory.opened_epoch = self.epoch + 1
+            directory.opened_epoch = self.state.write_held(everyone, online, replaced=directory)
             for each in everyone:
                 each.note_epoch(directory.opened_epoch)
         # Without the locks of databases, which `refresh` may wait for; no thread may work with an

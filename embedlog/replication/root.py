@@ -201,7 +201,7 @@ class ReplicatedRoot(Root):
             for partition, chosen in assigned.items():
                 assignment = PartitionAssignment.create(chosen, image.online)
                 ASSIGNMENTS.put(txn, topic.key(partition), value=assignment)
-            put_epoch(txn, image.epoch + 1, image.controller_id)
+            put_epoch(txn, self.controller.next_epoch(image.epoch), image.controller_id)
 
         return assign
 
@@ -209,7 +209,7 @@ class ReplicatedRoot(Root):
         def unassign(txn: kv.Txn) -> None:
             # With the old image, others would continue to move copies, and to wait for them.
             image = MetadataImage.load(txn)
-            put_epoch(txn, image.epoch + 1, image.controller_id)
+            put_epoch(txn, self.controller.next_epoch(image.epoch), image.controller_id)
 
         return unassign
 
@@ -694,7 +694,7 @@ def add_directory(root: ReplicatedRoot, path: str, rack: str | None = None) -> i
         while directory_id in image.directories:
             directory_id = catalog.next_number(txn, "directory")
         added[:] = [directory_id]
-        info = DirectoryInfo(path, rack, False, JUST_ADDED, image.epoch + 1)
+        info = DirectoryInfo(path, rack, False, JUST_ADDED, controller.next_epoch(image.epoch))
         DIRECTORIES.put(txn, directory_id, value=info)
         return True
 

@@ -236,8 +236,29 @@ class ReplicatedStore:
             NotEnoughReplicasError: Too few directories can be written.
         """
         while (epoch := self._controller.epoch) != self._begun_epoch:
-            self.write(_confirm_epoch)
+            self.write(self._confirm)
             self._begun_epoch = max(epoch, self._begun_epoch)
+
+    def _confirm(self, txn: kv.Txn) -> None:
+        """Count a write, unless there was one after that which began the epoch.
+
+        If directories came online in it, this is the write by which they are known to have; it
+        begins another epoch, so that all processes know.
+        """
+        version = METADATA_VERSION.get(txn)
+        assert version is not None
+        returned = [
+            (key, info) for key, info in DIRECTORIES.scan(txn) if info.online and info.reason
+        ]
+        for key, info in returned:
+            DIRECTORIES.put(txn, *key, value=info._replace(reason="", offline_since=0))
+        if returned:
+            epoch = self._controller.next_epoch(version.epoch)
+            put_epoch(txn, epoch, version.controller_id)
+            return
+        row = METADATA_EPOCHS.get(txn, version.epoch)
+        if row is not None and row.start == version.version:
+            METADATA_VERSION.put(txn, value=version)
 
     def _online(self, without: Mapping[int, Exception]) -> tuple[LogDirectory, ...]:
         """Return the directories that a write must change.
@@ -416,25 +437,6 @@ class ReplicatedStore:
     def is_whole(self) -> bool:
         """As `kv.LmdbStore.is_whole`, of the directories that are online."""
         return all(each.stores[self._name].is_whole() for each in self._controller.online)
-
-
-def _confirm_epoch(txn: kv.Txn) -> None:
-    """Count a write, unless there was one after that which began the epoch.
-
-    If directories came online in it, this is the write by which they are known to have; it begins
-    another epoch, so that all processes know.
-    """
-    version = METADATA_VERSION.get(txn)
-    assert version is not None
-    returned = [(key, info) for key, info in DIRECTORIES.scan(txn) if info.online and info.reason]
-    for key, info in returned:
-        DIRECTORIES.put(txn, *key, value=info._replace(reason="", offline_since=0))
-    if returned:
-        put_epoch(txn, version.epoch + 1, version.controller_id)
-        return
-    row = METADATA_EPOCHS.get(txn, version.epoch)
-    if row is not None and row.start == version.version:
-        METADATA_VERSION.put(txn, value=version)
 
 
 class _ReadTxn:

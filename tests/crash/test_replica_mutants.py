@@ -197,6 +197,17 @@ def by_a_return() -> None:
     replica_kills.check(replica_kills.Kill("come back", None, True))
 
 
+def by_an_epoch_that_is_lost() -> None:
+    """Wherever a process is killed that begins one, the first directory is lost then, and back."""
+    for at in range(1, 40):
+        with a_partition(3) as model:
+            model.kill_and_lose(0, "elect_preferred", at)
+            model.append_to_all(0, 0, 0)
+            for directory in sorted(model.away):
+                model.bring_back(directory - 1, False)
+            model.keep_house(0, False)
+
+
 def by_damage(*case: str) -> Callable[[], None]:
     """Damage the leader's copy, in a directory of memory."""
 
@@ -300,8 +311,8 @@ MUTANTS = [
     Mutant(
         "a return is not confirmed",
         by_a_return,
-        f"{REPLICATION}.store:_confirm_epoch",
-        {"if info.online and info.reason]": "if False]"},
+        f"{REPLICATION}.store:ReplicatedStore._confirm",
+        {"if info.online and info.reason": "if False"},
     ),
     Mutant(
         "the version of a write is not written",
@@ -320,6 +331,12 @@ MUTANTS = [
         by_two_that_went_on_alone,
         f"{REPLICATION}.controller:_has_lost",
         {"if extra_writes(directory, other):": "if False:"},
+    ),
+    Mutant(
+        "an epoch has the number of one that only a lost directory has",
+        by_an_epoch_that_is_lost,
+        f"{REPLICATION}.controller:Controller.next_epoch",
+        {"return max(epoch, self.epoch, ": "return max(epoch,) + 1  # "},
     ),
     Mutant(
         "a minority decides",

@@ -112,6 +112,11 @@ class KafkaBroker:
             self.kill()
             raise
 
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill it; its data stays."""
         self._process.kill()

@@ -1056,6 +1056,19 @@ class ReplicasModel(RuleBasedStateMachine):
         """Another process is killed in the middle of an operation."""
         self.kill_in(what, self.part(which), at)
 
+    @rule(
+        which=st.integers(0, 3),
+        what=st.sampled_from(["reassign", "create_topic", "delete_topic", "elect_preferred"]),
+        at=st.integers(1, 40),
+    )
+    @precondition(lambda self: self.roots and self.parts)
+    def kill_and_lose(self, which: int, what: str, at: int) -> None:
+        """The directory is lost that may alone have the epoch that a killed process began."""
+        if self._may_lose(False):
+            self.kill_in(what, self.part(which), at)
+            self.unmount(self.image.controller_id - 1, False)
+            self.keep_house(0, False)
+
     def kill_in(self, what: str, part: Part, at: int | None) -> int | None:
         """Have a child do something, and die before an operation of its files or databases.
 
