@@ -245,6 +245,26 @@ def test_confluent_kafka_administers(embedlog_log, address):
     assert "orders" not in embedlog_log
 
 
+@pytest.mark.parametrize(
+    ("partition", "replicas", "code"),
+    [
+        (0, [0], ErrorCode.NONE),
+        (0, [1], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (0, [], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (0, None, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
+        (7, [0], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ],
+)
+def test_one_directory_is_a_cluster_of_one_broker(embedlog_log, client, partition, replicas, code):
+    """A partition is where it is, and can be moved nowhere else."""
+    embedlog_log.create_topic("orders")
+    partitions = [{"partition_index": partition, "replicas": replicas}]
+    topics = [{"name": "orders", "partitions": partitions}]
+    answer = client.ask("AlterPartitionReassignments", 0, topics=topics)
+    assert answer.error_code == 0
+    assert answer.responses[0].partitions[0].error_code == code
+
+
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="there is no kcat")
 def test_kcat(embedlog_log, address):
     kcat = ["kcat", "-b", address, "-t", "orders"]

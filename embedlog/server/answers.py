@@ -318,13 +318,16 @@ class Answers:
     def alter_partition_reassignments(self, request: Any, caller: Caller) -> Fields:
         """Answer: begins or cancels moves of copies."""
         root = self.log.root
-        if not isinstance(root, ReplicatedRoot):
-            text = "A log in one directory has no replicas"
-            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
         root.context.check_writable()
 
         def alter(partition: TopicPartition, item: Any) -> Fields | None:
-            if item.replicas is not None:
+            if not isinstance(root, ReplicatedRoot):
+                root.partition(*partition)
+                if item.replicas is None:
+                    return {"error_code": int(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)}
+                if list(item.replicas) != list(nodes(self.log)):
+                    raise InvalidReplicationAssignmentError("The log has one directory")
+            elif item.replicas is not None:
                 reassign.begin(root, {partition: item.replicas})
             elif not reassign.cancel(root, [partition]):
                 # It may have ended, or been cancelled, a moment ago.
