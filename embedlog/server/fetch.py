@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from time import monotonic
 from typing import Any
 
@@ -14,7 +15,8 @@ from embedlog.partition import PartitionLog, PartitionReader
 from embedlog.partition.tail import Tail
 from embedlog.record import TopicPartition
 from embedlog.server.answers import Answers, Caller, Fields
-from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.error_codes import ApiError
+from embedlog.server.fetch_session import FetchSession, PartitionKey, partitions_of
 from embedlog.server.memory import MemoryBudget
 from embedlog.server.record_batches import write_batches
 from embedlog.server.tail_cache import TailCache
@@ -30,8 +32,6 @@ _MAX_READERS = 1000
 """How many partitions a connection reads on from where it was."""
 _LONGEST_WAIT_SECONDS = 300.0
 """Also if a client asks for more: its connection may have broken meanwhile."""
-_INVALID_SESSION = 0, -1
-"""The epochs of a request that is not part of a fetch session, or begins one."""
 
 
 class Fetcher:
@@ -51,22 +51,28 @@ class Fetcher:
         self._cache, self._watch, self._memory = cache, watch, memory
         self._readers: OrderedDict[bytes, PartitionReader] = OrderedDict()
         self._granted = 0
+        self._session: FetchSession | None = None
 
     def fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: records, once there are enough of them, or at the end of the client's wait.
 
-        Each request is answered as a full one, outside of fetch sessions.
+        A connection has one fetch session at most.
+
+        Raises:
+            ApiError: The request continues a session that this connection does not have.
         """
-        if request.session_epoch not in _INVALID_SESSION:
-            return {"error_code": int(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)}
+        session = self._session = FetchSession.of(request, caller.version, self._session)
+        asked = list(partitions_of(request) if session is None else session.partitions.items())
         deadline = monotonic() + min(max(request.max_wait_ms, 0) / 1000, _LONGEST_WAIT_SECONDS)
         while True:
             self.sent()
             answer = _Answer(self, request, caller)
-            topics = answer.topics()
+            found = [(key, answer.partition(key, item)) for key, item in asked]
             enough = answer.size >= request.min_bytes or answer.failed or not answer.ends
             if enough or monotonic() >= deadline or not self._watch.wait(answer.ends, deadline):
-                return {"responses": topics}
+                if session is None:
+                    return {"responses": _by_topic(found)}
+                return {"session_id": session.id, "responses": _by_topic(session.changed(found))}
 
     def grant(self, wanted: int) -> int:
         """Return how many bytes an answer may have, of those that all may have together."""
@@ -130,6 +136,13 @@ def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     yield group
 
 
+def _by_topic(found: Sequence[tuple[PartitionKey, Fields]]) -> list[Fields]:
+    return [
+        {"topic": name, "topic_id": number, "partitions": [fields for _, fields in partitions]}
+        for (name, number), partitions in groupby(found, key=lambda each: each[0][:2])
+    ]
+
+
 class _Answer:
     """One look at the partitions of a fetch request."""
 
@@ -139,23 +152,13 @@ class _Answer:
         self.ends: dict[PartitionLog, int] = {}
         self._left: int | None = None
 
-    def topics(self) -> list[Fields]:
-        """Return the topics of the answer."""
-        return [
-            {
-                "topic": topic.topic,
-                "topic_id": topic.topic_id,
-                "partitions": [self._partition(topic, item) for item in topic.partitions],
-            }
-            for topic in self._request.topics
-        ]
-
-    def _partition(self, topic: Any, item: Any) -> Fields:
+    def partition(self, key: PartitionKey, item: Any) -> Fields:
+        """Return a partition of the answer."""
         # librdkafka refuses null in the place of no records.
         fields = {"partition_index": item.partition, "high_watermark": -1, "records": b""}
         answers = self._fetcher.answers
         try:
-            return fields | self._read(answers.named(topic.topic, topic.topic_id), item)
+            return fields | self._read(answers.named(*key[:2]), item)
         except (EmbedlogError, ApiError) as error:
             self.failed = True
             return fields | answers.failure(error)
