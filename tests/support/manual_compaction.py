@@ -56,8 +56,9 @@ def _none(schema: Any) -> Any:
 def _rows(log: PartitionLog, first: int, stop: int) -> Any:
     batches = []
     reader = log.reader(first)
-    while reader.offset < stop:
-        for decoded in reader.read():
+    # What ends in a gap has nothing up to there.
+    while reader.offset < stop and (read := reader.read()):
+        for decoded in read:
             if decoded.base_offset < stop:
                 columns = decoded.columns()
                 schema = batch.schema(headers=decoded.has_headers, offsets=True)
