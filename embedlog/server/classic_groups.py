@@ -29,8 +29,8 @@ JOINING, SYNCING = "PreparingRebalance", "CompletingRebalance"
 """Kafka's names of the states."""
 FIRST_JOIN_SECONDS = 0.1
 """How long an empty group waits for more members, as ``group.initial.rebalance.delay.ms``."""
-_MAX_SESSION_MS = 1_800_000
-_REQUIRES_ID_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
+MAX_SESSION_MS = 1_800_000
+REQUIRES_ID_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
 _FOREVER = float("inf")
 
 
@@ -54,7 +54,7 @@ class ClassicMember:
         # Version 0 has no timeout of its own.
         rebalance_ms = request.rebalance_timeout_ms
         rebalance_ms = request.session_timeout_ms if rebalance_ms < 0 else rebalance_ms
-        self.rebalance_seconds = min(rebalance_ms, _MAX_SESSION_MS) / 1000
+        self.rebalance_seconds = min(rebalance_ms, MAX_SESSION_MS) / 1000
         self.protocols = {each.name: each.metadata for each in request.protocols}
 
     def heard(self) -> None:
@@ -267,7 +267,7 @@ class ClassicGroups:
             ApiError: The member cannot join.
         """
         _check_name(request.group_id)
-        if not 0 < request.session_timeout_ms <= _MAX_SESSION_MS:
+        if not 0 < request.session_timeout_ms <= MAX_SESSION_MS:
             raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if not request.protocol_type or not request.protocols:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -312,7 +312,7 @@ class ClassicGroups:
             member_id = f"{instance_id or client_id or 'client'}-{uuid4()}"
             if static is not None:
                 return self._replace(group, static, member_id, request)
-            if instance_id is None and version >= _REQUIRES_ID_SINCE:
+            if instance_id is None and version >= REQUIRES_ID_SINCE:
                 group.pending[member_id] = monotonic() + request.session_timeout_ms / 1000
                 self._reschedule()
                 raise MemberIdRequiredError(member_id)
@@ -444,7 +444,7 @@ class ClassicGroups:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def check_committer(self, request: Any) -> None:
-        """Raise unless the caller may commit offsets of a group that has members here.
+        """Raise unless the caller may commit offsets of a group.
 
         Raises:
             ApiError: It may not.
@@ -453,10 +453,7 @@ class ClassicGroups:
         with self._lock:
             group = self.find(request.group_id)
             if group is None:
-                # Its commit is that of an empty group, which anybody may do without membership.
-                if generation >= 0 or request.member_id:
-                    raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-                return
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             member = self._known(group, request.member_id, request.group_instance_id)
             assert member is not None
             if generation != group.generation:

@@ -16,6 +16,7 @@ from embedlog.lazy import logging
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import controller_id
+from embedlog.server.consumer_group_answers import ConsumerGroupAnswers
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import Fetcher
 from embedlog.server.group_answers import GroupAnswers
@@ -31,6 +32,7 @@ from embedlog.server.protocol import (
     snake_case,
     versions,
 )
+from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
 
@@ -62,6 +64,7 @@ APIS = (
     *("IncrementalAlterConfigs", "CreatePartitions", "DeleteGroups", "OffsetDelete"),
     *("DescribeCluster", "DescribeTopicPartitions", "ElectLeaders", "DescribeLogDirs"),
     *("AlterPartitionReassignments", "ListPartitionReassignments", "ListConfigResources"),
+    *("ConsumerGroupHeartbeat", "ConsumerGroupDescribe"),
 )
 """What the server has, in all stable versions of Kafka's release."""
 ADVERTISED = {"Produce": 0}
@@ -109,6 +112,7 @@ class KafkaServer:
         self.host, self.port = host, int(self._listener.getsockname()[1])
         self.answers, self.cache = Answers(log), TailCache()
         self.groups, self.watch = ClassicGroups(), TailWatch(log.root)
+        self.members = RemoteMembers(log)
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
         self._lock, self.closed = threading.Lock(), False
@@ -239,7 +243,8 @@ class Connection:
             self,
             self._fetcher,
             Producers(answers, server.cache),
-            GroupAnswers(answers, server.groups),
+            GroupAnswers(answers, server.groups, server.members),
+            ConsumerGroupAnswers(answers, server.groups, server.members),
             answers,
         )
         self._handlers: dict[str, Handler] = {}
