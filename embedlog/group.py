@@ -547,10 +547,10 @@ class Group:
                 )
 
     def _check_no_members(self, group: Membership) -> None:
-        if group.members:
+        members = [info for info in group.members.values() if not info.stands_for_others]
+        if members:
             raise CommitFailedError(
-                "This consumer is not a member of the group, "
-                f"which has members ({len(group.members)})",
+                f"This consumer is not a member of the group, which has members ({len(members)})",
                 group=self.name,
                 todo="Subscribe instead of assigning, or use another group_id.",
             )

@@ -1,4 +1,4 @@
-"""Members on the wire of groups of the log: one group with programs in Python (W5, W8 to W11)."""
+"""Members on the wire of groups of the log: one group with programs in Python (M28 to M33)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from support.tiers import choose
 from support.wire_members import Classic, Modern, Partitions, partitions
 
 import embedlog
+from embedlog.errors import InconsistentGroupProtocolError
 from embedlog.record import TopicPartition
 from embedlog.server import consumer_group_answers
 from embedlog.server.error_codes import ErrorCode
@@ -332,6 +333,28 @@ def test_who_has_other_assignors_is_told(log, clients):
     assert refused.beat() == ErrorCode.GROUP_ID_NOT_FOUND
     (described,) = refused.client.ask("ConsumerGroupDescribe", 1, group_ids=["own"]).groups
     assert described.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_in_memory_keeps_others_out(log, clients):
+    """Programs and other servers, as long as it has members and its server lives (M32)."""
+    mine = {"protocols": [{"name": "mine", "metadata": b""}], "group": "own"}
+    refused = pytest.raises(InconsistentGroupProtocolError, match="in the memory of a server")
+    with embedlog.serve(log) as server:
+        member = clients(Classic, address=server.bootstrap_servers, **mine)
+        assert member.join().leader == member.id
+        assert member.sync() == member.commit(5) == 0
+        other = clients(Classic, **mine)
+        assert other.join().error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        with refused, log.consumer("t", group_id="own") as consumer:
+            consumer.poll(timeout_ms=0)
+        assert log.groups["own"].describe().partitions[0].current_offset == 5
+    assert other.join().leader == other.id
+    with refused, log.consumer("t", group_id="own") as consumer:
+        consumer.poll(timeout_ms=0)
+    other.leave()
+    with log.consumer("t", group_id="own") as consumer:
+        consumer.poll(timeout_ms=0)
+        assert consumer.assignment() == ALL
 
 
 class Program:

@@ -25,6 +25,8 @@ CONSUMER, SHARE = "consumer", "share"
 """The kinds of groups: one member for each partition, or any number."""
 CLASSIC, MODERN = "classic", "consumer"
 """Kafka's names for the protocols of its clients."""
+IN_MEMORY = "(in the memory of a server)"
+"""The only assignor of a member that stands for those of a group in the memory of a server."""
 Topics = dict[str, tuple[int, int]]
 """Topic to its id, which a re-created one does not keep, and its number of partitions."""
 
@@ -84,6 +86,11 @@ class MemberInfo(NamedTuple):
     def where(self) -> str:
         """Where it runs, for messages."""
         return f"process {self.pid}" if self.remote is None else f"client at {self.remote.host}"
+
+    @property
+    def stands_for_others(self) -> bool:
+        """Whether it only keeps others out of the group."""
+        return self.assignors == (IN_MEMORY,)
 
     @property
     def subscription(self) -> tuple[object, ...]:

@@ -81,14 +81,20 @@ class GroupAnswers:
         Raises:
             ApiError: The group is not, and cannot have this member.
         """
-        if self._groups.find(request.group_id) is not None:
+        if self._groups.has(request.group_id):
             return True
         group = self._members.group(request.group_id)
         document = group.read()
         if document.members and self._log.root.context.files.writable:
             group.remove_dead_members(exclude=request.member_id)
             document = group.read()
-        if not document.members and document.kind != SHARE:
+        members = document.members.values()
+        if any(each.stands_for_others for each in members):
+            raise ApiError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"The members of the group {group.name} are in the memory of another server",
+            )
+        if not members and document.kind != SHARE:
             return not may_be_assigned(request, only=True)
         if not may_be_assigned(request, only=False):
             raise ApiError(

@@ -24,12 +24,14 @@ from embedlog.api import Log
 from embedlog.assignor import by_name
 from embedlog.assignor.select import BUILT_IN
 from embedlog.catalog import INTERNAL
+from embedlog.consumer.group_member import GroupMember, join
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import EmbedlogError, UnknownMemberIdError
 from embedlog.group import Group
 from embedlog.groups import offsets, ownership
 from embedlog.groups.membership import (
     CLASSIC,
+    IN_MEMORY,
     SESSIONS,
     MemberInfo,
     MemberSession,
@@ -148,6 +150,18 @@ class RemoteMembers:
         replaced = group.update_without_dead_members(step)
         if replaced is not None:
             group.delete_lock_file(replaced.lock)
+
+    def claim(self, name: str) -> GroupMember:
+        """Keep a group for the members that it has in the memory of this server.
+
+        Programs and other servers cannot join it, until the one that is returned leaves, or the
+        server ends: it holds a lock.
+
+        Raises:
+            InconsistentGroupProtocolError: The group has members.
+        """
+        # It needs no heartbeat: the lock says that it lives.
+        return join(self.group(name), (), [IN_MEMORY], session_ms=0, client_id="embedlog-serve")
 
     def change(
         self,

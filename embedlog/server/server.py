@@ -111,8 +111,8 @@ class KafkaServer:
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.host, self.port = host, int(self._listener.getsockname()[1])
         self.answers, self.cache = Answers(log), TailCache()
-        self.groups, self.watch = ClassicGroups(), TailWatch(log.root)
-        self.members = RemoteMembers(log)
+        self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
+        self.groups = ClassicGroups(self.members.claim)
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
         self._lock, self.closed = threading.Lock(), False

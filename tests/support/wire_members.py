@@ -156,7 +156,7 @@ class Classic:
     def sync(self) -> int:
         """Get the assignment, and return the code; cooperative ones join again if they must."""
         answer = self._ask("SyncGroup", 5, protocol_type="consumer", assignments=[])
-        if answer.error_code == 0:
+        if answer.error_code == 0 and answer.assignment:
             said = decode("ConsumerProtocolAssignment", 0, answer.assignment[2:])
             self.has = {
                 TopicPartition(each.topic, number)
