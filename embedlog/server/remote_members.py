@@ -323,7 +323,7 @@ class RemoteMembers:
         group.remove_dead_members(exclude=alive)
         members = group.read().members
         seen = self._seen.get(group.name, {})
-        for gone in seen.keys() - members.keys():
+        for gone in set(list(seen)) - members.keys():  # Other threads add to it meanwhile.
             seen.pop(gone, None)
         if not members:
             self._seen.pop(group.name, None)
