@@ -7,8 +7,7 @@ partitions, or may have more, learns it by its heartbeat, and joins again.
 
 from __future__ import annotations
 
-import struct
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from embedlog.assignor.select import BUILT_IN
@@ -18,26 +17,11 @@ from embedlog.keyspace import PARTITION_KEY
 from embedlog.server.answers import Answers, Caller, Fields, versioned
 from embedlog.server.classic_groups import MAX_SESSION_MS, REQUIRES_ID_SINCE, MemberIdRequiredError
 from embedlog.server.error_codes import ApiError, ErrorCode
-from embedlog.server.protocol import MalformedMessageError, decode
-from embedlog.server.remote_members import (
-    RemoteMembers,
-    Step,
-    check_member_id,
-    remote_info,
-)
+from embedlog.server.remote_members import RemoteMembers, Step
+from embedlog.server.subscriptions import Subscription, check_member_id, remote_info, subscription
 
 PROTOCOL = "consumer"
 """The protocol type of consumers."""
-_NEWEST_SUBSCRIPTION = 3
-
-
-class Subscription(NamedTuple):
-    """What a consumer says of itself when it joins."""
-
-    topics: tuple[str, ...]
-    owned: frozenset[tuple[str, int]]
-    """The partitions that it has; none if it gave up all to join."""
-    rack: str | None
 
 
 class ClassicMembers:
@@ -178,27 +162,6 @@ def may_be_assigned(request: Any, *, only: bool) -> bool:
     except ApiError:
         return False
     return True
-
-
-def subscription(protocols: Any) -> Subscription:
-    """Return what a consumer says of itself.
-
-    Raises:
-        ApiError: It says nothing that a consumer would say.
-    """
-    topics, owned, rack = set[str](), set[tuple[str, int]](), None
-    for each in protocols:
-        try:
-            (version,) = struct.unpack_from(">h", each.metadata)
-            version = min(max(version, 0), _NEWEST_SUBSCRIPTION)
-            said = decode("ConsumerProtocolSubscription", version, each.metadata[2:])
-        except (MalformedMessageError, struct.error) as error:
-            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, str(error)) from None
-        topics.update(said.topics)
-        parts = said.owned_partitions
-        owned.update((part.topic, number) for part in parts for number in part.partitions)
-        rack = rack or said.rack_id
-    return Subscription(tuple(sorted(topics)), frozenset(owned), rack)
 
 
 def _prefix(name: str) -> str:

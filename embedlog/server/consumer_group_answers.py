@@ -32,10 +32,8 @@ from embedlog.server.remote_members import (
     LEFT,
     Keys,
     RemoteMembers,
-    check_member_id,
-    matching_topics,
-    remote_info,
 )
+from embedlog.server.subscriptions import check_member_id, matching_topics, remote_info
 
 SESSION_MS = 45_000
 """How long a client may be silent, as ``group.consumer.session.timeout.ms``."""

@@ -12,18 +12,13 @@ Until it has, a partition that it must give up is its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
 from time import monotonic
 from typing import NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedlog import kv
 from embedlog.api import Log
 from embedlog.assignor import by_name
 from embedlog.assignor.select import BUILT_IN
-from embedlog.catalog import INTERNAL
 from embedlog.consumer.group_member import GroupMember, join
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import EmbedlogError, UnknownMemberIdError
@@ -36,7 +31,6 @@ from embedlog.groups.membership import (
     MemberInfo,
     MemberSession,
     Membership,
-    RemoteClient,
 )
 from embedlog.groups.ownership import NO_OWNER, OWNERS, PartitionOwner
 from embedlog.keyspace import PARTITION_KEY
@@ -47,8 +41,6 @@ ASSIGNORS = {name: by_name(name) for name in BUILT_IN}
 """What a server runs; who has others in mind has a group in memory (`classic_groups`)."""
 LEFT = -2
 """The epoch of a static member that left and may come back."""
-MOST_ID_BYTES = 140
-"""Of a member's id, which is part of LMDB keys."""
 _LOOK_SECONDS = 1.0
 """How often a server looks for dead members of a group."""
 _OLD = -1
@@ -323,7 +315,7 @@ class RemoteMembers:
         group.remove_dead_members(exclude=alive)
         members = group.read().members
         seen = self._seen.get(group.name, {})
-        for gone in set(list(seen)) - members.keys():  # Other threads add to it meanwhile.
+        for gone in set(seen) - members.keys():  # Other threads add to it meanwhile.
             seen.pop(gone, None)
         if not members:
             self._seen.pop(group.name, None)
@@ -486,64 +478,3 @@ def _acquire(
         )
         OWNERS.put(txn, group.key, key, value=owner)
         document.touch()
-
-
-def check_member_id(member: str) -> None:
-    """Raise unless an id that a client chose can be a part of keys.
-
-    Raises:
-        ApiError: It is too long, or has other characters.
-    """
-    if len(member.encode()) > MOST_ID_BYTES or not member.isprintable():
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST,
-            f"A member id may have at most {MOST_ID_BYTES} bytes of printable characters",
-        )
-
-
-def remote_info(
-    member: str,
-    instance: str | None,
-    client: RemoteClient,
-    *,
-    topics: Collection[str],
-    assignors: Collection[str],
-    client_id: str,
-    session_ms: int,
-    joined_ms: int,
-) -> MemberInfo:
-    """Return what the group knows of a client."""
-    return MemberInfo(
-        id=member,
-        instance_id=instance,
-        client_id=client_id,
-        pid=0,
-        lock="",
-        topics=tuple(sorted(topics)),
-        assignors=tuple(assignors),
-        session_ms=session_ms,
-        joined_ms=joined_ms,
-        remote=client,
-    )
-
-
-def matching_topics(pattern: str, names: Collection[str]) -> set[str]:
-    """Return the topics of which a pattern matches the whole name, but no internal ones.
-
-    Raises:
-        ApiError: It is no regular expression of RE2.
-    """
-    _check_pattern(pattern)
-    chosen = [name for name in names if not name.startswith(INTERNAL)]
-    # As in Kafka it is RE2, which no pattern makes slow.
-    found = pc.match_substring_regex(pa.array(chosen, pa.string()), rf"\A(?:{pattern})\z")
-    return {name for name, matches in zip(chosen, found.to_pylist(), strict=True) if matches}
-
-
-@lru_cache(maxsize=1000)
-def _check_pattern(pattern: str) -> None:
-    try:
-        # By itself: the group around it could close one that is left open.
-        pc.match_substring_regex(pa.array([""]), pattern)
-    except pa.ArrowInvalid as error:
-        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from None
