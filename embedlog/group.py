@@ -40,12 +40,20 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.groups import membership, offsets, ownership, share_state
-from embedlog.groups.membership import CONSUMER, GROUPS, SHARE, MemberInfo, Membership
+from embedlog.groups.membership import (
+    CONSUMER,
+    GROUPS,
+    SESSIONS,
+    SHARE,
+    MemberInfo,
+    MemberSession,
+    Membership,
+)
 from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends, PendingOffsetsError
 from embedlog.groups.ownership import NO_START, OWNERS, PartitionOwner
 from embedlog.groups.share_state import ShareState
 from embedlog.hints import Hint
-from embedlog.keyspace import GROUP_CONFIGS, GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
+from embedlog.keyspace import GROUP_CONFIGS, GROUP_VERSIONS, PARTITION_KEY
 from embedlog.lazy import logging
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -221,10 +229,10 @@ class Group:
         self._check_kind(group, begin=not self._has_offsets(txn))
         replaced = group.admit(info, max_members)
         if replaced is not None:
-            MEMBER_DEADLINES.delete(txn, self.key, replaced.id)
+            SESSIONS.delete(txn, self.key, replaced.id)
             ownership.hand_over(txn, self.key, replaced.id, info.id)
         until_ms = self.uptime() + info.session_ms if info.session_ms else _FOREVER_MS
-        MEMBER_DEADLINES.put(txn, self.key, info.id, value=until_ms)
+        SESSIONS.put(txn, self.key, info.id, value=MemberSession(until_ms))
         return replaced
 
     def _check_kind(self, group: Membership, *, begin: bool = False) -> None:
@@ -245,7 +253,8 @@ class Group:
     def remove_dead_members(self, exclude: str | None = None) -> list[str]:
         """Remove members whose process died or whose session is over; return their ids.
 
-        A static member stays until its session is over, even if its process died.
+        A static member stays until its session is over, even if its process died, and so does a
+        client of a server.
 
         Args:
             exclude: The id of a member that is alive.
@@ -270,7 +279,7 @@ class Group:
         def step(txn: kv.Txn, group: Membership) -> list[MemberInfo]:
             removed = group.remove(select(txn), self.context.clock())
             for info in removed:
-                MEMBER_DEADLINES.delete(txn, self.key, info.id)
+                SESSIONS.delete(txn, self.key, info.id)
             if removed:
                 freed = {info.id for info in removed}
                 ownership.free(txn, self.key, freed, forget_start=not group.members)
@@ -282,13 +291,14 @@ class Group:
         return [info.id for info in removed]
 
     def delete_lock_file(self, path: str) -> None:
-        """Delete the lock file of a member that was removed."""
-        self.context.files.unlink(path, missing_ok=True)
+        """Delete the lock file of a member that was removed, if it has one."""
+        if path:
+            self.context.files.unlink(path, missing_ok=True)
 
     def _expired_members(self, txn: kv.Txn, now_ms: int) -> set[str]:
         """Return the ids of members whose session is over."""
-        deadlines = MEMBER_DEADLINES.scan(txn, self.key)
-        return {member for (_, member), deadline_ms in deadlines if deadline_ms <= now_ms}
+        sessions = SESSIONS.scan(txn, self.key)
+        return {member for (_, member), session in sessions if session.deadline_ms <= now_ms}
 
     def _dead_members(self, exclude: str | None = None) -> set[str]:
         """Return the ids of members that no longer hold their locks."""
@@ -297,7 +307,7 @@ class Group:
 
     def _is_dead(self, info: MemberInfo) -> bool:
         """Return whether a dynamic member no longer holds the lock that it holds for life."""
-        return info.instance_id is None and self.is_free(info.lock)
+        return info.instance_id is None and info.remote is None and self.is_free(info.lock)
 
     def is_free(self, path: str) -> bool:
         """Return whether no living member holds the lock of a file."""
@@ -321,7 +331,7 @@ class Group:
         present = list(members)
         if not present:
             return
-        names = ", ".join(f"{info.id} (process {info.pid})" for info in present)
+        names = ", ".join(f"{info.id} ({info.where})" for info in present)
         # A closed static member is still a member, so waiting for it to leave may not help.
         static = any(info.instance_id is not None for info in present)
         rest = "; static ones stay until their session ends or they are removed" if static else ""
@@ -492,7 +502,7 @@ class Group:
         if document is None or SHARE_MARK in document:
             return False
         if not member.member_id:
-            return not MEMBER_DEADLINES.any(txn, self.key)
+            return not SESSIONS.any(txn, self.key)
         owners = [OWNERS.get(txn, self.key, partition) for partition in partitions]
         return all(
             owner is not None
@@ -537,10 +547,10 @@ class Group:
                 )
 
     def _check_no_members(self, group: Membership) -> None:
-        if group.members:
+        members = [info for info in group.members.values() if not info.stands_for_others]
+        if members:
             raise CommitFailedError(
-                "This consumer is not a member of the group, "
-                f"which has members ({len(group.members)})",
+                f"This consumer is not a member of the group, which has members ({len(members)})",
                 group=self.name,
                 todo="Subscribe instead of assigning, or use another group_id.",
             )

@@ -38,7 +38,7 @@ from embedlog.hints import REPAIR
 V = TypeVar("V")
 W = TypeVar("W")
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Of the root.  Raise it with every change below, and migrate roots of the version before."""
 
 PARTITION_KEY = struct.Struct(">QI")
@@ -662,8 +662,12 @@ GROUP_VERSIONS = Table[int](
     "version: u64",
     "The version of a group's document: small, so that members can poll it for changes",
 )
-MEMBER_DEADLINES = Table[int](
-    "d", "group: text, member: text", "deadline_ms: u64", "When a member's session ends, since boot"
+MEMBER_SESSIONS = Table[Any](
+    "d",
+    "group: text, member: text",
+    "deadline_ms: u64, due_ms: u64, epoch: i32, previous_epoch: i32",
+    "When a member's session ends, since boot; and of a client of a server, when it must have done "
+    "what it was told, its epoch, and the one before",
 )
 OWNERS = Table[Any](
     "o",

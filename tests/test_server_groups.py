@@ -278,7 +278,7 @@ def test_share_groups_have_their_own_type(embedlog_log, new_member):
 def test_offsets_of_topics_that_members_read_stay(embedlog_log, new_member):
     subscription = b"\0\0" + b"\0\0\0\1\0\6orders" + b"\xff\xff\xff\xff"
     embedlog_log.create_topic("orders")
-    member = new_member(protocols=[{"name": "range", "metadata": subscription}])
+    member = new_member(protocols=[{"name": "mine", "metadata": subscription}])
     settled(member)
     assert member.commit(3) == 0
     topics = [{"name": "orders", "partitions": [{"partition_index": 0}]}]

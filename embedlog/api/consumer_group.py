@@ -47,7 +47,8 @@ class MemberDescription(NamedTuple):
     group_instance_id: str | None
     """The instance id of a static member."""
     client_id: str
-    pid: int
+    pid: int | None
+    """None of a client of a server."""
     topics: tuple[str, ...]
     """The topics that it subscribes to; with a pattern, those that match."""
     partitions: tuple[TopicPartition, ...]
@@ -55,6 +56,8 @@ class MemberDescription(NamedTuple):
     session_timeout_ms: int
     joined_ms: int
     """Milliseconds since 1970."""
+    client_host: str | None = None
+    """The address of a client of a server; None of a process on this host."""
 
 
 class PartitionDescription(NamedTuple):
@@ -488,11 +491,12 @@ def _members(snapshot: GroupSnapshot) -> list[MemberDescription]:
             member_id=member.id,
             group_instance_id=member.instance_id,
             client_id=member.client_id,
-            pid=member.pid,
+            pid=None if member.remote else member.pid,
             topics=member.topics,
             partitions=tuple(part for part, owner in owners.items() if owner == member.id),
             session_timeout_ms=member.session_ms,
             joined_ms=member.joined_ms,
+            client_host=member.remote and member.remote.host,
         )
         for member in snapshot.members
     ]

@@ -13,10 +13,10 @@ from embedlog.assignor import Assignor, RebalanceStep
 from embedlog.errors import CommitFailedError, FencedInstanceIdError, UnknownMemberIdError
 from embedlog.group import Group, Partitions, Positions
 from embedlog.groups import LOCKS, offsets, ownership
-from embedlog.groups.membership import MemberInfo, Membership
+from embedlog.groups.membership import SESSIONS, MemberInfo, MemberSession, Membership
 from embedlog.groups.offsets import COMMITTED
 from embedlog.groups.ownership import NO_OWNER, NO_START, OWNERS, PartitionOwner, is_owned
-from embedlog.keyspace import MEMBER_DEADLINES, PARTITION_KEY
+from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition, random_id
 
 REBALANCE_NEEDED = -1
@@ -119,7 +119,7 @@ class GroupMember:
         self.generation = -1
         """The generation of the last assignment that it checked."""
         self._lock: int | None = lock
-        self._deadline_key = MEMBER_DEADLINES.key(group.key, info.id)
+        self._session_key = SESSIONS.key(group.key, info.id)
         self._claims: dict[TopicPartition, OwnershipClaim] = {}
         """Partitions that it acquired and has not released, as far as it knows."""
         self._checked_version = -1
@@ -299,7 +299,7 @@ class GroupMember:
 
     def is_in_group(self, txn: kv.Txn) -> bool:
         """Return whether the group has this member, in a transaction of `live`."""
-        return txn.get(self._deadline_key) is not None
+        return txn.get(self._session_key) is not None
 
     def heartbeat(self) -> None:
         """Renew the session; may be called from any thread.
@@ -310,10 +310,10 @@ class GroupMember:
         self.group.context.live.write(self._renew_session)
 
     def _renew_session(self, txn: kv.Txn) -> None:
-        if txn.get(self._deadline_key) is None:
+        if txn.get(self._session_key) is None:
             self._check_member(self.group.load(txn))
         deadline_ms = self.group.uptime() + self.info.session_ms
-        txn.put(self._deadline_key, MEMBER_DEADLINES.pack(deadline_ms))
+        txn.put(self._session_key, SESSIONS.pack(MemberSession(deadline_ms)))
 
     def resubscribe(self, topics: Iterable[str]) -> None:
         """Replace the subscription."""

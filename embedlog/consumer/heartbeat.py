@@ -274,7 +274,8 @@ class Heartbeat:
             self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
         if self._ended_pids:
             members = group.read().members.values()
-            self._ended_pids &= {info.pid for info in members if not info.instance_id}
+            dynamic = (info for info in members if info.instance_id is None)
+            self._ended_pids &= {info.pid for info in dynamic if info.remote is None}
 
     def _check_poll_interval(self, idle_seconds: float) -> None:
         """Leave if the program polls too rarely; its next poll reports that."""
@@ -311,7 +312,7 @@ def _next_processes(member: GroupMember, count: int) -> set[int]:
     """Return the ids of the processes whose members follow this one in a ring."""
     members = member.group.read().members
     following = sorted(members, key=lambda id_: (id_ < member.id, id_))
-    pids = dict.fromkeys(members[id_].pid for id_ in following)
-    if member.id in members:
-        del pids[member.info.pid]
+    infos = (members[id_] for id_ in following)
+    pids = dict.fromkeys(info.pid for info in infos if info.remote is None)
+    pids.pop(member.info.pid, None)
     return set(list(pids)[:count])

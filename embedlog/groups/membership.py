@@ -23,8 +23,42 @@ from embedlog.record import TopicPartition
 
 CONSUMER, SHARE = "consumer", "share"
 """The kinds of groups: one member for each partition, or any number."""
+CLASSIC, MODERN = "classic", "consumer"
+"""Kafka's names for the protocols of its clients."""
+IN_MEMORY = "(in the memory of a server)"
+"""The only assignor of a member that stands for those of a group in the memory of a server."""
 Topics = dict[str, tuple[int, int]]
 """Topic to its id, which a re-created one does not keep, and its number of partitions."""
+
+
+class RemoteClient(NamedTuple):
+    """What a group knows besides of a member that is a client of a server, not a process here.
+
+    It holds no lock: it lives until the deadline of its session.
+    """
+
+    protocol: str
+    """``CLASSIC``, or ``MODERN`` for that of KIP-848."""
+    host: str
+    rack: str | None
+    topics: tuple[str, ...]
+    """The topics that it names; `MemberInfo.topics` has those that match its pattern, too."""
+    pattern: str | None
+    rebalance_ms: int
+    """How long it may take to do what it is told."""
+
+
+class MemberSession(NamedTuple):
+    """How long a member lives, and how far a client of a server is."""
+
+    deadline_ms: int
+    """Since boot; no member is removed earlier."""
+    due_ms: int = 0
+    """When a client must have done what it was told, such as to give up partitions; 0 if it has."""
+    epoch: int = 0
+    """The generation whose assignment the client has."""
+    previous_epoch: int = 0
+    """The one before: the client may not have got the answer with the new one."""
 
 
 class MemberInfo(NamedTuple):
@@ -36,7 +70,7 @@ class MemberInfo(NamedTuple):
     client_id: str
     pid: int
     lock: str
-    """The file whose lock it holds for as long as it lives."""
+    """The file whose lock it holds for as long as it lives; empty if it is remote."""
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
     """The names of the assignors that it supports, in order of preference."""
@@ -45,11 +79,29 @@ class MemberInfo(NamedTuple):
     joined_ms: int
     user_data: str | None = None
     """What it passes to a custom assignor; bytes as Latin-1, for JSON."""
+    remote: RemoteClient | None = None
+    """None of a process on the directory."""
+
+    @property
+    def where(self) -> str:
+        """Where it runs, for messages."""
+        return f"process {self.pid}" if self.remote is None else f"client at {self.remote.host}"
+
+    @property
+    def stands_for_others(self) -> bool:
+        """Whether it only keeps others out of the group."""
+        return self.assignors == (IN_MEMORY,)
 
     @property
     def subscription(self) -> tuple[object, ...]:
         """What the target depends on."""
         return self.topics, self.assignors, self.user_data
+
+
+def has_modern_members(members: Iterable[MemberInfo]) -> bool:
+    """Whether a group has clients with the protocol of KIP-848, which makes it one of that type."""
+    clients = (info.remote for info in members)
+    return any(client is not None and client.protocol == MODERN for client in clients)
 
 
 class Membership:
@@ -144,12 +196,23 @@ class Membership:
 
     def resubscribe(self, member: str, topics: Iterable[str]) -> None:
         """Change what a member subscribes to."""
-        info = self.members[member]
-        subscribed = tuple(sorted(topics))
-        if info.topics != subscribed:
-            self.touch()
-            self.members[member] = info._replace(topics=subscribed)
-            self.target_is_current = False
+        self.change(self.members[member]._replace(topics=tuple(sorted(topics))))
+
+    def change(self, member: MemberInfo) -> None:
+        """Replace what is known of a member.
+
+        Raises:
+            InconsistentGroupProtocolError: It has no assignor in common with the others.
+        """
+        before = self.members[member.id]
+        if before == member:
+            return
+        if before.assignors != member.assignors:
+            lists = {other.id: other.assignors for other in self.members.values()}
+            assignors.select_assignor(lists | {member.id: member.assignors})
+        self.touch()
+        self.members[member.id] = member
+        self.target_is_current &= before.subscription == member.subscription
 
     def notice(self, topics: Topics) -> None:
         """Request a new target if the subscribed topics are not those of the target."""
@@ -226,8 +289,7 @@ class Membership:
         other = self._instance(instance_id)
         if other is not None:
             raise FencedInstanceIdError(
-                f"Another member, process {other.pid}, took over the group_instance_id "
-                f"{instance_id!r}",
+                f"Another member, {other.where}, took over the group_instance_id {instance_id!r}",
                 group=group,
                 member=member,
                 todo="Give each running member a different group_instance_id.",
@@ -257,14 +319,11 @@ class Membership:
 
 def from_fields(fields: dict[str, Any]) -> Membership:
     """Return the group of a document."""
-    members = [MemberInfo._make(row) for row in fields["members"]]
+    members = [_member(MemberInfo._make(row)) for row in fields["members"]]
     return Membership(
         **fields
         | {
-            "members": {
-                info.id: info._replace(topics=tuple(info.topics), assignors=tuple(info.assignors))
-                for info in members
-            },
+            "members": {info.id: info for info in members},
             "topics": {topic: tuple(facts) for topic, facts in fields["topics"].items()},
             "target": {
                 member: tuple(TopicPartition(topic, n) for topic, ns in topics.items() for n in ns)
@@ -274,4 +333,15 @@ def from_fields(fields: dict[str, Any]) -> Membership:
     )
 
 
+def _member(stored: MemberInfo) -> MemberInfo:
+    """Return a member of a document, whose lists JSON has for tuples."""
+    remote = stored.remote and RemoteClient._make(stored.remote)
+    return stored._replace(
+        topics=tuple(stored.topics),
+        assignors=tuple(stored.assignors),
+        remote=remote and remote._replace(topics=tuple(remote.topics)),
+    )
+
+
+SESSIONS = keyspace.MEMBER_SESSIONS.typed(MemberSession)
 GROUPS = keyspace.GROUPS.typed(from_fields, lambda group: (group.to_fields(),))

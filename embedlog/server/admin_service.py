@@ -21,6 +21,7 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownMemberIdError,
 )
+from embedlog.groups.membership import CLASSIC, MODERN, SHARE, has_modern_members
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication.placement import assign_replicas
 from embedlog.server.cluster import nodes, placement
@@ -172,6 +173,17 @@ class AdminService:
             return self._log.groups[group_id].describe()
         except GroupIdNotFoundError:
             return None
+
+    def group_type(self, group_id: str) -> str:
+        """Return Kafka's name for the type of a group: that of its members."""
+        group = open_group(self._log.root, group_id)
+        try:
+            snapshot = group.snapshot()
+        except GroupIdNotFoundError:
+            return CLASSIC
+        if snapshot.shares is not None:
+            return SHARE
+        return MODERN if has_modern_members(snapshot.members) else CLASSIC
 
     def committed(
         self, group_id: str, partitions: Iterable[Any] | None

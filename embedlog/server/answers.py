@@ -8,7 +8,8 @@ attributes, and an answer is a dict of those of the response; what is left out h
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from embedlog.errors import (
     GroupIdNotFoundError,
     InvalidReplicationAssignmentError,
 )
-from embedlog.groups.membership import SHARE
+from embedlog.groups.membership import MODERN, SHARE
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
@@ -50,7 +51,14 @@ _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
 
 
+MODERN_STATES = {"PreparingRebalance": "Assigning", "CompletingRebalance": "Reconciling"}
+"""Kafka's names for states of groups with members of KIP-848, by those of classic groups."""
 _NO_ID = UUID(int=0)
+Commit = Callable[
+    [dict[TopicPartition, OffsetAndMetadata]],
+    Mapping[TopicPartition, EmbedlogError | ApiError | None],
+]
+"""Commits positions, and returns the error of each partition."""
 
 
 class Caller(NamedTuple):
@@ -563,10 +571,11 @@ class Answers:
             group = self.service.group(name)
             if group is None:
                 continue  # It was deleted meanwhile.
-            kind = "share" if group.kind == SHARE else "classic"
-            if (not states or group.state in states) and (not types or kind in types):
+            kind = self.service.group_type(name)
+            state = MODERN_STATES.get(group.state, group.state) if kind == MODERN else group.state
+            if (not states or state in states) and (not types or kind in types):
                 facts = {"group_id": name, "protocol_type": group.kind, "group_type": kind}
-                groups.append({**facts, "group_state": group.state})
+                groups.append({**facts, "group_state": state})
         return {"groups": groups}
 
     def describe_groups(self, request: Any, caller: Caller) -> Fields:
@@ -603,19 +612,20 @@ class Answers:
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups."""
         if caller.version < 8:
-            found = self.outcome(self._offsets_of, request.group_id, request.topics)
+            found = self.outcome(self.offsets_of, request.group_id, request.topics)
             return {"topics": [], **found}
         return {
             "groups": [
                 {
                     "group_id": each.group_id,
-                    **self.outcome(self._offsets_of, each.group_id, each.topics),
+                    **self.outcome(self.offsets_of, each.group_id, each.topics),
                 }
                 for each in request.groups
             ]
         }
 
-    def _offsets_of(self, group: str, topics: Any) -> Fields:
+    def offsets_of(self, group: str, topics: Any) -> Fields:
+        """Return the committed offsets of a group, by default all of them."""
         wanted, unknown = None, []
         if topics is not None:
             wanted = []
@@ -637,8 +647,11 @@ class Answers:
                 topic["topic_id"] = topic_id(self.log, infos[topic["name"]])
         return {"topics": found + unknown}
 
-    def offset_commit(self, request: Any, caller: Caller) -> Fields:
-        """Answer: commits offsets of a group that has no members."""
+    def offset_commit(self, request: Any, caller: Caller, commit: Commit | None = None) -> Fields:
+        """Answer: commits offsets, by default of a group that has no members."""
+        if commit is None:
+            durable = caller.is_admin
+            commit = partial(self.service.commit_offsets, request.group_id, durable=durable)
         names = [topic.name or self.topic_name(topic.topic_id) for topic in request.topics]
         named = list(zip(names, request.topics, strict=True))
         every = [(name, item) for name, topic in named for item in topic.partitions]
@@ -655,9 +668,7 @@ class Answers:
         }
         outcomes |= {
             part: {"error_code": 0} if error is None else self.failure(error)
-            for part, error in self.service.commit_offsets(
-                request.group_id, positions, durable=caller.is_admin
-            ).items()
+            for part, error in commit(positions).items()
         }
         no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
         return {
@@ -770,7 +781,7 @@ def _member(member: Any, host: str) -> Fields:
         "member_id": member.member_id,
         "group_instance_id": member.group_instance_id,
         "client_id": member.client_id,
-        "client_host": f"/{host}",
+        "client_host": f"/{member.client_host or host}",
         "member_metadata": versioned("ConsumerProtocolSubscription", topics=list(member.topics)),
         "member_assignment": versioned(
             "ConsumerProtocolAssignment", assigned_partitions=partitions

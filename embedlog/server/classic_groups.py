@@ -6,17 +6,20 @@ member joins, leaves or is silent for its session, which begins the next generat
 say of themselves, and what the leader assigns, is bytes that only they understand.
 
 Members are in memory, as those of a coordinator that failed over: after a restart they join
-again.  Committed offsets are rows of the log.
+again.  Committed offsets are rows of the log, and so is a *claim*, which keeps programs and other
+servers out of the group.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
+from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import EmbedlogError
 from embedlog.groups.offsets import check_group_id
 from embedlog.lazy import logging
@@ -29,8 +32,8 @@ JOINING, SYNCING = "PreparingRebalance", "CompletingRebalance"
 """Kafka's names of the states."""
 FIRST_JOIN_SECONDS = 0.1
 """How long an empty group waits for more members, as ``group.initial.rebalance.delay.ms``."""
-_MAX_SESSION_MS = 1_800_000
-_REQUIRES_ID_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
+MAX_SESSION_MS = 1_800_000
+REQUIRES_ID_SINCE, _SKIPS_ASSIGNMENT_SINCE = 4, 9
 _FOREVER = float("inf")
 
 
@@ -54,7 +57,7 @@ class ClassicMember:
         # Version 0 has no timeout of its own.
         rebalance_ms = request.rebalance_timeout_ms
         rebalance_ms = request.session_timeout_ms if rebalance_ms < 0 else rebalance_ms
-        self.rebalance_seconds = min(rebalance_ms, _MAX_SESSION_MS) / 1000
+        self.rebalance_seconds = min(rebalance_ms, MAX_SESSION_MS) / 1000
         self.protocols = {each.name: each.metadata for each in request.protocols}
 
     def heard(self) -> None:
@@ -65,7 +68,8 @@ class ClassicMember:
 class ClassicGroup:
     """A group; all is guarded by the lock of `ClassicGroups`."""
 
-    def __init__(self, name: str, lock: threading.RLock) -> None:
+    def __init__(self, name: str, lock: threading.RLock, claim: GroupMember) -> None:
+        self.claim = claim
         self.name, self.state, self.generation = name, EMPTY, 0
         self.protocol_type, self.protocol = "", ""
         self.leader: str | None = None
@@ -199,9 +203,13 @@ class ClassicGroups:
     """The classic groups of a server, and what members ask of their coordinator.
 
     A call waits in the thread of its connection.
+
+    Args:
+        claim: Claims the group of a name; raises if it has members elsewhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, claim: Callable[[str], GroupMember]) -> None:
+        self._claim = claim
         self._lock = threading.RLock()
         self._groups: dict[str, ClassicGroup] = {}
         self._timer: threading.Thread | None = None
@@ -214,6 +222,7 @@ class ClassicGroups:
             self._closed = True
             for group in self._groups.values():
                 group.changed.notify_all()
+                _give_up(group)
             self._due_changed.notify_all()
         if self._timer is not None:
             self._timer.join()
@@ -224,6 +233,11 @@ class ClassicGroups:
         """Return the names of the groups that have members."""
         with self._lock:
             return [name for name, group in self._groups.items() if group.members]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a group, which may have only members that are about to join."""
+        with self._lock:
+            return name in self._groups
 
     def find(self, name: str) -> ClassicGroup | None:
         """Return a group that has members."""
@@ -267,7 +281,7 @@ class ClassicGroups:
             ApiError: The member cannot join.
         """
         _check_name(request.group_id)
-        if not 0 < request.session_timeout_ms <= _MAX_SESSION_MS:
+        if not 0 < request.session_timeout_ms <= MAX_SESSION_MS:
             raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if not request.protocol_type or not request.protocols:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -276,7 +290,8 @@ class ClassicGroups:
             if group is None:
                 if request.member_id:
                     raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-                group = ClassicGroup(request.group_id, self._lock)
+                claim = self._claim(request.group_id)
+                group = ClassicGroup(request.group_id, self._lock, claim)
                 self._groups[request.group_id] = group
             self._check_protocols(group, request)
             try:
@@ -312,7 +327,7 @@ class ClassicGroups:
             member_id = f"{instance_id or client_id or 'client'}-{uuid4()}"
             if static is not None:
                 return self._replace(group, static, member_id, request)
-            if instance_id is None and version >= _REQUIRES_ID_SINCE:
+            if instance_id is None and version >= REQUIRES_ID_SINCE:
                 group.pending[member_id] = monotonic() + request.session_timeout_ms / 1000
                 self._reschedule()
                 raise MemberIdRequiredError(member_id)
@@ -444,7 +459,7 @@ class ClassicGroups:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def check_committer(self, request: Any) -> None:
-        """Raise unless the caller may commit offsets of a group that has members here.
+        """Raise unless the caller may commit offsets of a group.
 
         Raises:
             ApiError: It may not.
@@ -453,10 +468,7 @@ class ClassicGroups:
         with self._lock:
             group = self.find(request.group_id)
             if group is None:
-                # Its commit is that of an empty group, which anybody may do without membership.
-                if generation >= 0 or request.member_id:
-                    raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-                return
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
             member = self._known(group, request.member_id, request.group_instance_id)
             assert member is not None
             if generation != group.generation:
@@ -519,8 +531,10 @@ class ClassicGroups:
     # Time
 
     def _forget_if_empty(self, group: ClassicGroup) -> None:
-        if not group.members and not group.pending:
-            self._groups.pop(group.name, None)
+        if group.members or group.pending:
+            return
+        if self._groups.pop(group.name, None) is not None:
+            _give_up(group)
 
     def _reschedule(self) -> None:
         """Have the timer look at what is due, as a deadline may be earlier than those before."""
@@ -540,6 +554,15 @@ class ClassicGroups:
                 due = min((each.next_due() for each in self._groups.values()), default=_FOREVER)
                 timeout = None if due == _FOREVER else max(due - monotonic(), 0.001)
                 self._due_changed.wait(timeout)
+
+
+def _give_up(group: ClassicGroup) -> None:
+    """Let others have a group."""
+    try:
+        group.claim.leave()
+    except EmbedlogError as error:
+        # Its lock is free, so that whoever joins removes it.
+        _logger.warning("Group %s: %s", group.name, error)
 
 
 class MemberIdRequiredError(ApiError):

@@ -37,7 +37,12 @@ def cluster_id(log: Log) -> str:
 
 def topic_id(log: Log, info: TopicInfo) -> UUID:
     """Return the id of a topic, which no topic of another log has."""
-    return _topic_id(cluster_id(log), info.id)
+    return topic_uuid(log, info.id)
+
+
+def topic_uuid(log: Log, number: int) -> UUID:
+    """Return the id of a topic for clients, by that in the catalog."""
+    return _topic_id(cluster_id(log), number)
 
 
 @lru_cache(maxsize=4096)

@@ -1,33 +1,46 @@
-"""Answers the requests of groups: members are classic, offsets are rows of the log."""
+"""Answers the requests of groups.
+
+Consumers with Kafka's own assignors are members of groups of the log, whose rows all programs share
+(`classic_members`).  A group whose members know more of their assignments than that is in memory
+(`classic_groups`).
+"""
 
 from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from embedlog.consumer.open_group import open_group
+from embedlog.assignor.select import BUILT_IN
 from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError, NonEmptyGroupError
+from embedlog.groups.membership import SHARE
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
+from embedlog.server.classic_members import ClassicMembers, may_be_assigned
 from embedlog.server.cluster import controller_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
+from embedlog.server.remote_members import RemoteMembers
 
 _TRANSACTION = 1
 """Kafka's number for the coordinator of transactions."""
+_NAMES_MEMBERS_SINCE = 9
+"""The version of OffsetFetch."""
 
 
 class GroupAnswers:
     """Answers requests.
 
     Args:
-        answers: Of the log: it knows the groups whose members are programs in Python.
-        groups: The groups of the server.
+        answers: Of the log.
+        groups: The groups that are in memory.
+        members: The members of groups of the log that are clients.
     """
 
-    def __init__(self, answers: Answers, groups: ClassicGroups) -> None:
+    def __init__(self, answers: Answers, groups: ClassicGroups, members: RemoteMembers) -> None:
         self._answers, self._groups, self._log = answers, groups, answers.log
+        self._members, self._classic = members, ClassicMembers(answers, members)
 
     def find_coordinator(self, request: Any, caller: Caller) -> Fields:
         """Answer: the server itself."""
@@ -50,47 +63,68 @@ class GroupAnswers:
     # Members
 
     def join_group(self, request: Any, caller: Caller) -> Fields:
-        """Answer: the generation, and for the leader the members."""
+        """Answer: the generation, and for the leader of a group in memory the members."""
         try:
-            self._refuse_group_of_log(request.group_id)
-            return self._groups.join(request, caller.version, caller.client_id, caller.client_host)
+            if self._is_in_memory(request):
+                client = caller.client_id, caller.client_host
+                return self._groups.join(request, caller.version, *client)
+            return self._classic.join(request, caller)
         except MemberIdRequiredError as error:
             return {"error_code": int(error.code), "member_id": error.member_id}
         except (ApiError, EmbedlogError) as error:
             failed = self._answers.failure(error)
             return {**failed, "generation_id": -1, "member_id": request.member_id}
 
-    def _refuse_group_of_log(self, name: str) -> None:
-        group = open_group(self._log.root, name)
-        if group.read().members and self._log.root.context.files.writable:
-            group.remove_dead_members()
-        if group.read().members:
+    def _is_in_memory(self, request: Any) -> bool:
+        """Whether a member that joins is, or would be, in a group in memory.
+
+        Raises:
+            ApiError: The group is not, and cannot have this member.
+        """
+        if self._groups.has(request.group_id):
+            return True
+        group = self._members.group(request.group_id)
+        document = group.read()
+        if document.members and self._log.root.context.files.writable:
+            group.remove_dead_members(exclude=request.member_id)
+            document = group.read()
+        members = document.members.values()
+        if any(each.stands_for_others for each in members):
+            raise ApiError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"The members of the group {group.name} are in the memory of another server",
+            )
+        if not members and document.kind != SHARE:
+            return not may_be_assigned(request, only=True)
+        if not may_be_assigned(request, only=False):
             raise ApiError(
                 ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-                f"The group {name} has members that are Python programs on the directory: "
-                "clients on the wire cannot join it yet",
+                f"The partitions of the group {group.name} are assigned by its server, which knows "
+                f"only {', '.join(BUILT_IN)}",
             )
+        return False
+
+    def _of(self, group: str) -> ClassicGroups | ClassicMembers:
+        """Return what has the classic members of a group."""
+        return self._classic if self._groups.find(group) is None else self._groups
 
     def sync_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: the assignment of a member."""
-        return self._answers.outcome(self._groups.sync, request)
+        return self._answers.outcome(self._of(request.group_id).sync, request)
 
     def heartbeat(self, request: Any, caller: Caller) -> Fields:
         """Answer: whether the member must join again."""
-        return self._answers.outcome(self._groups.heartbeat, request)
+        return self._answers.outcome(self._of(request.group_id).heartbeat, request)
 
     def leave_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: removes members."""
+        leave = self._of(request.group_id).leave
         if caller.version < 3:
-            leave = self._groups.leave
             return self._answers.outcome(leave, request.group_id, request.member_id, None)
 
         def remove(member: Any) -> None:
-            self._groups.leave(request.group_id, member.member_id, member.group_instance_id)
+            leave(request.group_id, member.member_id, member.group_instance_id)
 
-        if self._groups.find(request.group_id) is None:
-            with suppress(EmbedlogError):
-                return self._answers.leave_group(request, caller)
         names = "member_id", "group_instance_id"
         return {"members": self._answers.each(request.members, names, remove)}
 
@@ -98,8 +132,15 @@ class GroupAnswers:
 
     def offset_commit(self, request: Any, caller: Caller) -> Fields:
         """Answer: commits offsets, if the caller may do so."""
+        epoch = request.generation_id_or_member_epoch
         try:
-            self._groups.check_committer(request)
+            if self._groups.find(request.group_id) is not None:
+                self._groups.check_committer(request)
+            elif epoch >= 0 or request.member_id:
+                group = self._members.group(request.group_id)
+                who = request.member_id, request.group_instance_id, epoch
+                commit = partial(self._members.commit, group, *who)
+                return self._answers.offset_commit(request, caller, commit)
             return self._answers.offset_commit(request, caller)
         except (ApiError, EmbedlogError) as error:
             code = self._answers.failure(error)
@@ -116,6 +157,19 @@ class GroupAnswers:
                     for topic in request.topics
                 ]
             }
+
+    def offset_fetch(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the committed offsets of groups, if who asks as a member is one."""
+
+        def offsets(asked: Any) -> Fields:
+            if asked.member_id is not None and self._groups.find(asked.group_id) is None:
+                group = self._members.group(asked.group_id)
+                self._members.check_reader(group, asked.member_id, asked.member_epoch)
+            return self._answers.offsets_of(asked.group_id, asked.topics)
+
+        if caller.version < _NAMES_MEMBERS_SINCE:
+            return self._answers.offset_fetch(request, caller)
+        return {"groups": self._answers.each(request.groups, ("group_id",), offsets)}
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes offsets of topics that no member reads."""

@@ -18,6 +18,7 @@ from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.authentication import Authentication
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import controller_id
+from embedlog.server.consumer_group_answers import ConsumerGroupAnswers
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import Fetcher
 from embedlog.server.group_answers import GroupAnswers
@@ -33,6 +34,7 @@ from embedlog.server.protocol import (
     snake_case,
     versions,
 )
+from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
 
@@ -65,6 +67,7 @@ APIS = (
     *("DescribeCluster", "DescribeTopicPartitions", "ElectLeaders", "DescribeLogDirs"),
     *("AlterPartitionReassignments", "ListPartitionReassignments", "ListConfigResources"),
     *("SaslHandshake", "SaslAuthenticate"),
+    *("ConsumerGroupHeartbeat", "ConsumerGroupDescribe"),
 )
 """What the server has, in all stable versions of Kafka's release."""
 _SINCE = {"SaslHandshake": 1}
@@ -137,7 +140,8 @@ class KafkaServer:
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.host, self.port = host, int(self._listener.getsockname()[1])
         self.answers, self.cache = Answers(log), TailCache()
-        self.groups, self.watch = ClassicGroups(), TailWatch(log.root)
+        self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
+        self.groups = ClassicGroups(self.members.claim)
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
         self._lock, self.closed = threading.Lock(), False
@@ -283,7 +287,8 @@ class Connection:
             self._authentication,
             self._fetcher,
             Producers(answers, server.cache),
-            GroupAnswers(answers, server.groups),
+            GroupAnswers(answers, server.groups, server.members),
+            ConsumerGroupAnswers(answers, server.groups, server.members),
             answers,
         )
         self._handlers: dict[str, Handler] = {}

@@ -1,0 +1,480 @@
+"""Members of the log's groups that are clients of a server: their steps, as rows of the log.
+
+What a member in Python keeps in memory is here in rows: which partitions the client has (those that
+it owns), and the generation whose assignment it has (its *epoch*).  So any server of the log takes
+the next step of any client, also one that was started after the last step; and members in Python
+share a group with clients.
+
+A client learns what it must do from the answer to its next request, and confirms it with one after.
+Until it has, a partition that it must give up is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from time import monotonic
+from typing import NamedTuple
+
+from embedlog import kv
+from embedlog.api import Log
+from embedlog.assignor import by_name
+from embedlog.assignor.select import BUILT_IN
+from embedlog.consumer.group_member import GroupMember, join
+from embedlog.consumer.open_group import open_group
+from embedlog.errors import EmbedlogError, UnknownMemberIdError
+from embedlog.group import Group
+from embedlog.groups import offsets, ownership
+from embedlog.groups.membership import (
+    CLASSIC,
+    IN_MEMORY,
+    SESSIONS,
+    MemberInfo,
+    MemberSession,
+    Membership,
+)
+from embedlog.groups.ownership import NO_OWNER, OWNERS, PartitionOwner
+from embedlog.keyspace import PARTITION_KEY
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.server.error_codes import ApiError, ErrorCode
+
+ASSIGNORS = {name: by_name(name) for name in BUILT_IN}
+"""What a server runs; who has others in mind has a group in memory (`classic_groups`)."""
+LEFT = -2
+"""The epoch of a static member that left and may come back."""
+_LOOK_SECONDS = 1.0
+"""How often a server looks for dead members of a group."""
+_OLD = -1
+
+Keys = Collection[bytes]
+"""Partitions, as `PARTITION_KEY` packs them."""
+CheckEpoch = Callable[[MemberSession, Keys], None]
+"""Raises `ApiError` if the client, which has these partitions, cannot be in a session."""
+
+
+class Share(NamedTuple):
+    """What the rows of a group say of one member; partitions are by key, with their topic."""
+
+    kept: dict[bytes, TopicPartition]
+    """Those that it owns and keeps."""
+    revoked: dict[bytes, TopicPartition]
+    """Those that it owns and must give up."""
+    free: dict[bytes, TopicPartition]
+    """Those that it may have now."""
+
+
+class Step(NamedTuple):
+    """Where a client is after a step."""
+
+    epoch: int
+    assigned: dict[bytes, TopicPartition]
+    """The partitions that it may read."""
+    is_revoking: bool
+    """Whether it has partitions that it must give up."""
+    must_join: bool
+    """Whether a classic member must join again, to learn what changed."""
+    version: int
+    """Of the group; -1 if its target was not current."""
+    session_ms: int
+
+
+class _Seen(NamedTuple):
+    """A client after its last request to this server: nothing is to be done until that changes."""
+
+    versions: tuple[int, int]
+    """Of the group and of the catalog."""
+    session_ms: int
+
+
+class RemoteMembers:
+    """The steps of clients of a log, whose groups are rows.
+
+    Args:
+        log: The log.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        # Only to save work: lost with the server, and bounded by the members of groups.
+        self._seen: dict[str, dict[str, _Seen]] = {}
+        self._looked: dict[str, float] = {}
+
+    def group(self, name: str) -> Group:
+        """Return a group.
+
+        Raises:
+            InvalidGroupIdError: The name is not valid.
+        """
+        return open_group(self._log.root, name)
+
+    # Membership
+
+    def admit(
+        self,
+        group: Group,
+        info: MemberInfo,
+        check: Callable[[MemberInfo, MemberSession], None] = lambda *_: None,
+    ) -> None:
+        """Add a member, or change it; it replaces one with the same instance id.
+
+        Args:
+            group: The group.
+            info: The member.
+            check: Raises if it may not replace a member.
+
+        Raises:
+            ApiError: Another kind of member has its id.
+            InconsistentGroupProtocolError: It has no assignor in common with the others, or the
+                group is one of another kind.
+        """
+
+        def step(txn: kv.Txn, document: Membership) -> MemberInfo | None:
+            before = document.members.get(info.id)
+            if before is None:
+                for other in document.members.values():
+                    if info.instance_id is not None and other.instance_id == info.instance_id:
+                        check(other, _session(txn, group, other.id))
+                return group.admit(txn, document, info)
+            if _kind(before) != _kind(info):
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")
+            document.change(info._replace(joined_ms=before.joined_ms))
+            return None
+
+        replaced = group.update_without_dead_members(step)
+        if replaced is not None:
+            group.delete_lock_file(replaced.lock)
+
+    def claim(self, name: str) -> GroupMember:
+        """Keep a group for the members that it has in the memory of this server.
+
+        Programs and other servers cannot join it, until the one that is returned leaves, or the
+        server ends: it holds a lock.
+
+        Raises:
+            InconsistentGroupProtocolError: The group has members.
+        """
+        # It needs no heartbeat: the lock says that it lives.
+        return join(self.group(name), (), [IN_MEMORY], session_ms=0, client_id="embedlog-serve")
+
+    def change(
+        self,
+        group: Group,
+        member: str,
+        instance: str | None,
+        changed: Callable[[MemberInfo], MemberInfo],
+        check: CheckEpoch,
+    ) -> None:
+        """Change what the group knows of a member.
+
+        Raises:
+            ApiError: See ``check``.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+        """
+
+        def step(txn: kv.Txn, document: Membership) -> None:
+            info = _info(group, document, member, instance)
+            share = _share(txn, group, document, member)
+            check(_session(txn, group, member), share.kept.keys() | share.revoked.keys())
+            document.change(changed(info))
+
+        group.update(step)
+
+    def leave(self, group: Group, member: str) -> None:
+        """Remove a member."""
+        self._forget(group, member)
+        group.remove_members([member])
+
+    def leave_for_now(self, group: Group, member: str) -> None:
+        """Keep the partitions of a static member until its session ends."""
+
+        def step(txn: kv.Txn, document: Membership) -> None:
+            deadline_ms = group.uptime() + _info(group, document, member, None).session_ms
+            SESSIONS.put(txn, group.key, member, value=MemberSession(deadline_ms, epoch=LEFT))
+
+        self._forget(group, member)
+        group.update(step)
+
+    def _forget(self, group: Group, member: str) -> None:
+        self._seen.get(group.name, {}).pop(member, None)
+
+    # Assignments
+
+    def follow(
+        self,
+        group: Group,
+        member: str,
+        instance: str | None,
+        owned: Keys | None,
+        check: CheckEpoch,
+        *,
+        confirms: bool = False,
+    ) -> Step:
+        """Take a member as far towards its target as its client has confirmed.
+
+        Args:
+            group: The group.
+            member: Its id.
+            instance: The instance id that the client has named.
+            owned: The partitions that the client has; None if it does not say.
+            check: Of its epoch.
+            confirms: Whether the client has to confirm what it gets, by `look`.
+
+        Raises:
+            ApiError: See ``check``.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+        """
+
+        def step(txn: kv.Txn, document: Membership) -> Step:
+            info = _info(group, document, member, instance)
+            session, share = _session(txn, group, member), _share(txn, group, document, member)
+            check(session, share.kept.keys() | share.revoked.keys())
+            is_revoking = bool(share.revoked) and (
+                owned is None or not share.revoked.keys().isdisjoint(owned)
+            )
+            assigned = dict(share.kept)
+            if not is_revoking:
+                _release(txn, group, document, share.revoked)
+                _acquire(txn, group, document, member, share.free)
+                assigned.update(share.free)
+                if confirms:
+                    session = session._replace(due_ms=0)  # The time for that begins now.
+                if session.epoch != document.generation:
+                    session = session._replace(
+                        epoch=document.generation, previous_epoch=session.epoch
+                    )
+            session = _renewed(group, info, session, is_due=is_revoking or confirms)
+            SESSIONS.put(txn, group.key, member, value=session)
+            version = document.version if document.target_is_current else _OLD
+            return Step(session.epoch, assigned, is_revoking, is_revoking, version, info.session_ms)
+
+        return self._step(group, member, step)
+
+    def look(self, group: Group, member: str, instance: str | None, check: CheckEpoch) -> Step:
+        """Renew the session of a member; return where it is, without a change of its partitions.
+
+        Raises:
+            ApiError: See ``check``.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+        """
+
+        def step(txn: kv.Txn, document: Membership) -> Step:
+            info = _info(group, document, member, instance)
+            session, share = _session(txn, group, member), _share(txn, group, document, member)
+            check(session, share.kept.keys() | share.revoked.keys())
+            is_late = session.epoch != document.generation
+            must_join = is_late or bool(share.revoked) or bool(share.free)
+            session = _renewed(group, info, session, is_due=must_join)
+            SESSIONS.put(txn, group.key, member, value=session)
+            version = document.version if document.target_is_current else _OLD
+            is_revoking = bool(share.revoked)
+            return Step(session.epoch, share.kept, is_revoking, must_join, version, info.session_ms)
+
+        return self._step(group, member, step)
+
+    def _step(self, group: Group, member: str, step: Callable[[kv.Txn, Membership], Step]) -> Step:
+        """Run a step once the group has a target for its members and topics."""
+        catalog = self._log.root.version()
+        self._remove_dead(group, member)
+        group.check_topics()
+        group.rebalance(ASSIGNORS)
+        done = group.update(step)
+        if done.must_join or done.version == _OLD:
+            self._forget(group, member)
+        else:
+            seen = _Seen((done.version, catalog), done.session_ms)
+            self._seen.setdefault(group.name, {})[member] = seen
+        return done
+
+    def is_unchanged(self, group: Group, member: str, epoch: int) -> bool:
+        """Renew the session of a member if nothing has changed since its last request; else False.
+
+        That saves reading the group, for nearly all heartbeats.
+        """
+        seen = self._seen.get(group.name, {}).get(member)
+        versions = group.version(), self._log.root.version()
+        if seen is None or seen.versions != versions or self._is_look_due(group):
+            return False
+
+        def step(txn: kv.Txn) -> bool:
+            session = SESSIONS.get(txn, group.key, member)
+            if session is None or session.due_ms or session.epoch != epoch:
+                return False
+            renewed = session._replace(deadline_ms=group.uptime() + seen.session_ms)
+            SESSIONS.put(txn, group.key, member, value=renewed)
+            return True
+
+        return group.context.live.write(step)
+
+    def _is_look_due(self, group: Group) -> bool:
+        return monotonic() >= self._looked.get(group.name, 0.0)
+
+    def _remove_dead(self, group: Group, alive: str) -> None:
+        """Remove dead members now and then: who else would, in a group of clients only?"""
+        if not self._is_look_due(group):
+            return
+        self._looked[group.name] = monotonic() + _LOOK_SECONDS
+        group.remove_dead_members(exclude=alive)
+        members = group.read().members
+        seen = self._seen.get(group.name, {})
+        for gone in set(seen) - members.keys():  # Other threads add to it meanwhile.
+            seen.pop(gone, None)
+        if not members:
+            self._seen.pop(group.name, None)
+            self._looked.pop(group.name, None)
+
+    # Committed offsets
+
+    def commit(
+        self,
+        group: Group,
+        member: str,
+        instance: str | None,
+        epoch: int,
+        positions: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> dict[TopicPartition, EmbedlogError | ApiError | None]:
+        """Commit positions of a member; return the error of each partition, or None.
+
+        A partition that has no owner may be committed by who has the current epoch, as in Kafka.
+
+        Raises:
+            ApiError: The epoch is none of the member's.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+        """
+        outcomes: dict[TopicPartition, EmbedlogError | ApiError | None] = {}
+        rows: dict[TopicPartition, tuple[bytes, bytes]] = {}
+        for partition, position in positions.items():
+            try:
+                ((key, row),) = group.encode({partition: position}).items()
+                rows[partition] = key, row
+                outcomes[partition] = None
+            except EmbedlogError as error:
+                outcomes[partition] = error
+
+        def step(txn: kv.Txn) -> list[TopicPartition]:
+            info = _info(group, group.load(txn), member, instance)
+            stale = _stale_epoch(info, epoch)
+            session = _session(txn, group, member)
+            if epoch > session.epoch:
+                raise stale
+            renewed = _renewed(group, info, session, is_due=bool(session.due_ms))
+            SESSIONS.put(txn, group.key, member, value=renewed)
+            refused = []
+            for partition, (key, row) in rows.items():
+                owner = OWNERS.get(txn, group.key, key) or PartitionOwner()
+                # One that was lost and came back has the generation in which it came back.
+                own = owner.member == member and owner.generation <= epoch
+                if own or (owner.member in (NO_OWNER, member) and epoch == session.epoch):
+                    offsets.put(txn, group.key, {key: row})
+                else:
+                    refused.append(partition)
+            return refused
+
+        live = group.context.live
+        live.check_linked()
+        refused = group.settled(lambda: live.write(step))
+        group.checkpoint()
+        info = group.read().members.get(member)
+        return outcomes | {each: _stale_epoch(info, epoch) for each in refused}
+
+    def check_reader(self, group: Group, member: str, epoch: int) -> None:
+        """Raise unless a member may read committed offsets.
+
+        Raises:
+            ApiError: Its epoch is another one.
+            UnknownMemberIdError: It was removed.
+        """
+
+        def step(txn: kv.Txn) -> tuple[MemberInfo, int]:
+            info = _info(group, group.load(txn), member, None)
+            return info, _session(txn, group, member).epoch
+
+        info, current = group.context.live.read(step)
+        if epoch != current:
+            raise _stale_epoch(info, epoch)
+
+
+def _kind(info: MemberInfo) -> tuple[str | None, str | None]:
+    """Return what a member stays for as long as it lives."""
+    return info.instance_id, info.remote and info.remote.protocol
+
+
+def _stale_epoch(info: MemberInfo | None, epoch: int) -> ApiError:
+    is_classic = info is None or info.remote is None or info.remote.protocol == CLASSIC
+    code = ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
+    return ApiError(code, f"The member does not own the partition in generation {epoch}")
+
+
+def _info(group: Group, document: Membership, member: str, instance: str | None) -> MemberInfo:
+    """Return a member that is a client.
+
+    Raises:
+        UnknownMemberIdError, FencedInstanceIdError: There is none.
+    """
+    document.check_member(member, instance, group.name)
+    info = document.members[member]
+    if info.remote is None or (instance is not None and info.instance_id != instance):
+        raise UnknownMemberIdError("No client is this member", group=group.name, member=member)
+    return info
+
+
+def _session(txn: kv.Txn, group: Group, member: str) -> MemberSession:
+    return SESSIONS.get(txn, group.key, member) or MemberSession(0)
+
+
+def _renewed(
+    group: Group, info: MemberInfo, session: MemberSession, *, is_due: bool
+) -> MemberSession:
+    """Return a session that begins now, but ends when the client must have done what is due.
+
+    So whoever looks for dead members removes one that does not do it.
+    """
+    assert info.remote is not None
+    now_ms = group.uptime()
+    due_ms = (session.due_ms or now_ms + info.remote.rebalance_ms) if is_due else 0
+    deadline_ms = now_ms + info.session_ms
+    return session._replace(
+        deadline_ms=min(deadline_ms, due_ms) if due_ms else deadline_ms, due_ms=due_ms
+    )
+
+
+def _share(txn: kv.Txn, group: Group, document: Membership, member: str) -> Share:
+    ids = {topic: number for topic, (number, _) in document.topics.items()}
+    assigned = document.target.get(member, ())
+    target = {PARTITION_KEY.pack(ids[tp.topic], tp.partition): tp for tp in assigned}
+    kept: dict[bytes, TopicPartition] = {}
+    revoked: dict[bytes, TopicPartition] = {}
+    taken = set()
+    rows = ownership.owned_or_assigned(txn, group.key, member, target.keys())
+    for row_key, owner in rows:
+        key = row_key[-PARTITION_KEY.size :]
+        if owner.member == member:
+            kind = kept if key in target else revoked
+            kind[key] = ownership.topic_partition(row_key, owner)
+        elif owner.member != NO_OWNER:
+            taken.add(key)
+    free = {key: tp for key, tp in target.items() if key not in kept and key not in taken}
+    return Share(kept, revoked, free)
+
+
+def _release(txn: kv.Txn, group: Group, document: Membership, keys: Keys) -> None:
+    for key in keys:
+        owner = OWNERS.get(txn, group.key, key)
+        if owner is not None:
+            OWNERS.put(txn, group.key, key, value=owner._replace(member=NO_OWNER))
+            document.touch()
+
+
+def _acquire(
+    txn: kv.Txn,
+    group: Group,
+    document: Membership,
+    member: str,
+    partitions: Mapping[bytes, TopicPartition],
+) -> None:
+    offsets.check_settled(txn, group.key, partitions)
+    for key, tp in partitions.items():
+        before = OWNERS.get(txn, group.key, key) or PartitionOwner()
+        owner = PartitionOwner(
+            before.epoch + 1, before.start, document.generation, member, tp.topic
+        )
+        OWNERS.put(txn, group.key, key, value=owner)
+        document.touch()

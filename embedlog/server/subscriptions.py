@@ -1,0 +1,111 @@
+"""What clients say of themselves when they join a group: who they are, and what they read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedlog.catalog import INTERNAL
+from embedlog.groups.membership import MemberInfo, RemoteClient
+from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.protocol import MalformedMessageError, decode
+
+MOST_ID_BYTES = 140
+"""Of a member's id, which is part of LMDB keys."""
+_NEWEST_SUBSCRIPTION = 3
+
+
+class Subscription(NamedTuple):
+    """What a consumer says of itself when it joins."""
+
+    topics: tuple[str, ...]
+    owned: frozenset[tuple[str, int]]
+    """The partitions that it has; none if it gave up all to join."""
+    rack: str | None
+
+
+def subscription(protocols: Any) -> Subscription:
+    """Return what a consumer says of itself.
+
+    Raises:
+        ApiError: It says nothing that a consumer would say.
+    """
+    topics, owned, rack = set[str](), set[tuple[str, int]](), None
+    for each in protocols:
+        try:
+            (version,) = struct.unpack_from(">h", each.metadata)
+            version = min(max(version, 0), _NEWEST_SUBSCRIPTION)
+            said = decode("ConsumerProtocolSubscription", version, each.metadata[2:])
+        except (MalformedMessageError, struct.error) as error:
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, str(error)) from None
+        topics.update(said.topics)
+        parts = said.owned_partitions
+        owned.update((part.topic, number) for part in parts for number in part.partitions)
+        rack = rack or said.rack_id
+    return Subscription(tuple(sorted(topics)), frozenset(owned), rack)
+
+
+def check_member_id(member: str) -> None:
+    """Raise unless an id that a client chose can be a part of keys.
+
+    Raises:
+        ApiError: It is too long, or has other characters.
+    """
+    if len(member.encode()) > MOST_ID_BYTES or not member.isprintable():
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"A member id may have at most {MOST_ID_BYTES} bytes of printable characters",
+        )
+
+
+def remote_info(
+    member: str,
+    instance: str | None,
+    client: RemoteClient,
+    *,
+    topics: Collection[str],
+    assignors: Collection[str],
+    client_id: str,
+    session_ms: int,
+    joined_ms: int,
+) -> MemberInfo:
+    """Return what the group knows of a client."""
+    return MemberInfo(
+        id=member,
+        instance_id=instance,
+        client_id=client_id,
+        pid=0,
+        lock="",
+        topics=tuple(sorted(topics)),
+        assignors=tuple(assignors),
+        session_ms=session_ms,
+        joined_ms=joined_ms,
+        remote=client,
+    )
+
+
+def matching_topics(pattern: str, names: Collection[str]) -> set[str]:
+    """Return the topics of which a pattern matches the whole name, but no internal ones.
+
+    Raises:
+        ApiError: It is no regular expression of RE2.
+    """
+    _check_pattern(pattern)
+    chosen = [name for name in names if not name.startswith(INTERNAL)]
+    # As in Kafka it is RE2, which no pattern makes slow.
+    found = pc.match_substring_regex(pa.array(chosen, pa.string()), rf"\A(?:{pattern})\z")
+    return {name for name, matches in zip(chosen, found.to_pylist(), strict=True) if matches}
+
+
+@lru_cache(maxsize=1000)
+def _check_pattern(pattern: str) -> None:
+    try:
+        # By itself: the group around it could close one that is left open.
+        pc.match_substring_regex(pa.array([""]), pattern)
+    except pa.ArrowInvalid as error:
+        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from None
