@@ -14,9 +14,6 @@ from embedlog.server.cluster import controller_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
 
-_TRANSACTION = 1
-"""Kafka's number for the coordinator of transactions."""
-
 
 class GroupAnswers:
     """Answers requests.
@@ -33,8 +30,6 @@ class GroupAnswers:
         """Answer: the server itself."""
 
         def find() -> Fields:
-            if request.key_type == _TRANSACTION:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "This server has no transactions yet")
             return {
                 "node_id": controller_id(self._log),
                 "host": caller.host,
