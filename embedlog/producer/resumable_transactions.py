@@ -8,9 +8,11 @@ process before, or how the last one ended.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from embedlog.config import ProducerConfig
+from embedlog.errors import EmbedlogError
 from embedlog.partition import checkpoint, journal
 from embedlog.partition.checkpoint import TRANSACTIONS, LastTransaction
 from embedlog.producer.transactions import Transactions, parts, version_of
@@ -129,6 +131,16 @@ class ResumableTransactions(Transactions):
         self._version += 1
         super().begin()
 
+    def is_committed(self) -> bool:
+        """Whether a commit of the transaction that failed has committed it after all."""
+        if not self._tried:
+            return False
+        published, last = app_versions.get(self._root.context.state, self._source), self._last()
+        assert self._version is not None
+        if published is not None and published.version == self._version:
+            return True
+        return last is not None and last.version == parts(self._version)
+
     def abort(self) -> None:
         """Drop the transaction; see `Transactions.abort`."""
         version = self._version
@@ -139,7 +151,10 @@ class ResumableTransactions(Transactions):
     def _publish(self, version: int) -> None:
         super()._publish(version)
         if self._begun and self._published:
-            live_commit.fence(self._root.context, self._source, parts(version), published=True)
+            # Without this row the publication itself says that it is committed.
+            with suppress(EmbedlogError):
+                context = self._root.context
+                live_commit.fence(context, self._source, parts(version), published=True)
 
     def _note(self, version: int) -> None:
         if not live_commit.fence(self._root.context, self._source, parts(version)):

@@ -280,7 +280,7 @@ class TransactionCoordinator:
             if TopicPartition(log.topic, log.partition) not in producer.partitions:
                 if version < IMPLICIT_PRODUCE:
                     text = f"The partition {log.topic}-{log.partition} is not in the transaction"
-                    raise ApiError(ErrorCode.INVALID_TXN_STATE, text)
+                    raise ApiError(ErrorCode.TRANSACTION_ABORTABLE, text)
                 self._begin(producer)
             offset = producer.stage(log, batch, sequence)
             self._count(producer)

@@ -8,10 +8,12 @@ from time import monotonic
 
 from embedlog.batch import EncodedBatch
 from embedlog.errors import (
+    DurabilityError,
     EmbedlogError,
     IllegalStateError,
     InvalidProducerEpochError,
     OutOfOrderSequenceError,
+    StorageError,
 )
 from embedlog.partition import PartitionLog, producer_state, validation
 from embedlog.partition.producer_state import ProducerState
@@ -228,10 +230,11 @@ class WireProducer:
         except InvalidProducerEpochError:
             raise
         except EmbedlogError as error:
-            # Kafka's coordinator has this code when it cannot write; clients try again.
-            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            if not error.retriable:
-                code = ErrorCode.TRANSACTION_ABORTABLE
+            code = ErrorCode.TRANSACTION_ABORTABLE
+            not_sure = isinstance(error, StorageError) and not isinstance(error, DurabilityError)
+            if error.retriable or not_sure:
+                # Kafka's coordinator has this code when it cannot write; clients try again.
+                code = ErrorCode.COORDINATOR_NOT_AVAILABLE
             raise ApiError(code, str(error)) from error
         self.previous = None
         self.ends(COMMITTED)
@@ -248,6 +251,10 @@ class WireProducer:
         else:
             if not self.is_open:
                 self.transactions.begin()
+            elif self.transactions.is_committed():
+                self.transactions.commit()  # It finds that, and forgets the records.
+                self.ends(COMMITTED)
+                raise self.not_possible(commit=False)
             self.transactions.abort()
         self.previous = None
         self.ends(ABORTED)
