@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import random
 import struct
 import subprocess
@@ -15,9 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import aiokafka
 import confluent_kafka
 import pytest
-from support.children import in_threads
+from support.children import in_threads, run_python
 from support.patience import patient
 from support.tiers import choose
 from support.wire_client import WireClient
@@ -27,6 +30,7 @@ import embedlog
 from embedlog import keyspace
 from embedlog.checksum import crc32c
 from embedlog.errors import InvalidProducerEpochError, StorageError
+from embedlog.kafka.kafka_python import kafka
 from embedlog.partition import checkpoint
 from embedlog.producer.resumable_transactions import ResumableTransactions
 from embedlog.publish import live_commit
@@ -455,6 +459,121 @@ def test_a_group_with_members_in_python_is_asked_at_the_commit(log, new_producer
     assert producer.begin(b"y")[0] == 0
     assert producer.end() == 0
     assert (values(log), committed(log)) == ([b"y"], None)
+
+
+# Clients
+
+
+def test_kafka_python_in_transactions(log, kafka_server):
+    """As a consumer of its own library sees it, with the offsets of a group."""
+    address = {"bootstrap_servers": kafka_server.bootstrap_servers}
+    producer = kafka.KafkaProducer(transactional_id="name", **address)
+    producer.init_transactions()
+    offsets = {kafka.TopicPartition("in", 0): kafka.structs.OffsetAndMetadata(3, "", -1)}
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        future = producer.send("out", end.__name__.encode())
+        producer.send_offsets_to_transaction(offsets, "g")
+        end()
+    assert future.is_done
+    producer.close()
+    assert values(log) == [b"commit_transaction"]
+    assert committed(log) == 3
+
+
+def test_aiokafka_in_transactions(log, kafka_server):
+    """Likewise; it has requests of the oldest versions."""
+
+    async def run() -> None:
+        address = {"bootstrap_servers": kafka_server.bootstrap_servers}
+        async with aiokafka.AIOKafkaProducer(transactional_id="name", **address) as producer:
+            async with producer.transaction():
+                await producer.send_and_wait("out", b"committed")
+                offsets = {aiokafka.TopicPartition("in", 0): 3}
+                await producer.send_offsets_to_transaction(offsets, "g")
+            with pytest.raises(ZeroDivisionError):
+                async with producer.transaction():
+                    await producer.send_and_wait("out", b"aborted")
+                    raise ZeroDivisionError
+            older = producer
+            async with aiokafka.AIOKafkaProducer(transactional_id="name", **address):
+                with pytest.raises(aiokafka.errors.ProducerFenced):
+                    async with older.transaction():
+                        await older.send_and_wait("out", b"fenced")
+
+    asyncio.run(run())
+    assert values(log) == [b"committed"]
+    assert committed(log) == 3
+
+
+@pytest.mark.tier("all")
+def test_a_program_prints_the_same_on_the_wire_and_on_the_directory(tmp_path):
+    """Transactions of confluent-kafka: records, positions, and the errors of who is fenced."""
+    program = Path(__file__).parent / "support" / "confluent_program.py"
+    environment = {**os.environ, "SECONDS": str(patient(10)), "PARTS": "transact transform"}
+    server = KilledServer(tmp_path / "served")
+    try:
+        wire = {**environment, "CLIENT": "confluent_kafka", "BOOTSTRAP": server.address}
+        on_the_wire = run_python(program, env=wire, seconds=patient(100))
+    finally:
+        server.stop()
+    directory = {**environment, "BOOTSTRAP": str(tmp_path / "log")}
+    assert run_python(program, env=directory, seconds=patient(100)) == on_the_wire
+
+
+# What others see
+
+
+def test_producers_are_listed_and_described(log, new_producer, kafka_server, embedlog_clock):
+    """As by Kafka's admin clients: by state, producer and pattern; also after a restart."""
+    open_, done, dropped = (new_producer(name=name) for name in ("open", "done", "dropped"))
+    for producer in (open_, done, dropped):
+        assert producer.init(timeout_ms=5000) == 0
+    open_.begin(b"x")
+    began_ms = embedlog_clock.now_ms
+    embedlog_clock.advance(10)
+    done.begin(b"y")
+    assert done.end() == 0
+    dropped.begin(b"z")
+    assert dropped.end(committed=False) == 0
+    with log.transaction("in Python") as transaction:
+        transaction.send("out", b"p")
+
+    def listed(client: WireClient, **filters: Any) -> dict[str, str]:
+        answer = client.ask("ListTransactions", 2, **filters)
+        assert not answer.error_code
+        return {each.transactional_id: each.transaction_state for each in answer.transaction_states}
+
+    states = {
+        "open": "Ongoing",
+        "done": "CompleteCommit",
+        "dropped": "CompleteAbort",
+        "in Python": "CompleteCommit",
+    }
+    with embedlog.serve(log) as other:
+        for address in (kafka_server.bootstrap_servers, other.bootstrap_servers):
+            with WireClient(address) as client:
+                assert listed(client) == states
+                assert listed(client, transactional_id_pattern="d.*").keys() == {"done", "dropped"}
+                assert listed(client, state_filters=["Ongoing", "none"]) == {"open": "Ongoing"}
+                assert listed(client, producer_id_filters=[done.identity[0]]).keys() == {"done"}
+                answer = client.ask("ListTransactions", 2, transactional_id_pattern="(")
+                assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    with WireClient(kafka_server.bootstrap_servers) as client:
+        assert listed(client, duration_filter=0) == {"open": "Ongoing"}
+        assert listed(client, duration_filter=1_000_000) == {}
+        answer = client.ask("ListTransactions", 2, state_filters=["none"])
+        assert (answer.unknown_state_filters, answer.transaction_states) == (["none"], [])
+        answer = client.ask("DescribeTransactions", 0, transactional_ids=["open", "no", ""])
+        found, unknown, empty = answer.transaction_states
+    assert (unknown.error_code, empty.error_code) == (
+        ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+        ErrorCode.INVALID_REQUEST,
+    )
+    assert (found.producer_id, found.producer_epoch) == open_.identity
+    assert (found.transaction_state, found.transaction_timeout_ms) == ("Ongoing", 5000)
+    assert [(each.topic, each.partitions) for each in found.topics] == [("out", [0])]
+    assert found.transaction_start_time_ms == began_ms
 
 
 # Memory
