@@ -29,6 +29,7 @@ from test_server_batches import stored
 import embedlog
 from embedlog import keyspace
 from embedlog.checksum import crc32c
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import InvalidProducerEpochError, StorageError
 from embedlog.kafka.kafka_python import kafka
 from embedlog.partition import checkpoint
@@ -461,6 +462,30 @@ def test_a_group_with_members_in_python_is_asked_at_the_commit(log, new_producer
     assert (values(log), committed(log)) == ([b"y"], None)
 
 
+@BOTH
+def test_a_member_in_python_commits_with_a_producer_on_the_wire(log, new_producer, versions):
+    """The commit checks that it owns the partition since a generation that it has seen."""
+    producer = new_producer(versions)
+    producer.init()
+    settings = {"group_id": "g", "enable_auto_commit": False}
+    codes = []
+    with log.consumer("in", **settings) as consumer:
+        for generation in (0, 1):
+            while not consumer.assignment():
+                consumer.poll(10)
+            member = consumer.group_metadata()
+            producer.begin(b"x")
+            who = {"member_id": member.member_id, "generation_id": member.generation_id}
+            assert producer.send_offset(generation + 1, **who) == 0
+            if generation:
+                open_group(log.root, "g").remove_members([member.member_id])
+            codes.append(producer.end())
+    assert codes[0] == 0
+    assert codes[1] in (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.TRANSACTION_ABORTABLE)
+    assert producer.end(committed=False) == 0
+    assert (values(log), committed(log)) == ([b"x"], 1)
+
+
 # Clients
 
 
@@ -514,11 +539,11 @@ def test_a_program_prints_the_same_on_the_wire_and_on_the_directory(tmp_path):
     server = KilledServer(tmp_path / "served")
     try:
         wire = {**environment, "CLIENT": "confluent_kafka", "BOOTSTRAP": server.address}
-        on_the_wire = run_python(program, env=wire, seconds=patient(100))
+        on_the_wire = run_python(program, env=wire, seconds=100)
     finally:
         server.stop()
     directory = {**environment, "BOOTSTRAP": str(tmp_path / "log")}
-    assert run_python(program, env=directory, seconds=patient(100)) == on_the_wire
+    assert run_python(program, env=directory, seconds=100) == on_the_wire
 
 
 # What others see

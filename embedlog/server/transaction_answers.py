@@ -206,6 +206,9 @@ class TransactionAnswers:
         generation, member = request.generation_id, request.member_id
         group, instance = request.group_id, request.group_instance_id
         if self._groups.find(group) is None:
+            if member and member in open_group(self._log.root, group).read().members:
+                # A member of the group of the log, which the commit checks.
+                return ConsumerGroupMetadata(group, generation, member, instance)
             if generation >= 0:
                 raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"The group {group} has no members")
         elif generation >= 0 or member or instance is not None:
