@@ -245,6 +245,10 @@ def test_what_does_not_belong_to_a_transaction_is_refused(log, new_producer):
     assert producer.init() == 0
     assert producer.end() == ErrorCode.INVALID_TXN_STATE
     assert producer.produce(b"x", sequence=0)[0] == ErrorCode.INVALID_TXN_STATE
+    topics = [{"name": "out", "partition_data": [{"index": 0, "records": batch(b"x", (1, 0), 0)}]}]
+    answer = producer.client.ask("Produce", 9, acks=-1, topic_data=topics)
+    code = answer.responses[0].partition_responses[0].error_code
+    assert code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert producer.add_partition("nothing") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert producer.begin(b"x") == (0, 0)
     part = {"partition_index": 0, "committed_offset": 1}
