@@ -70,7 +70,7 @@ class WireProducer:
         self.client, self.versions, self.name = WireClient(address), versions, name
         self.identity, self.sequence = (-1, -1), 0
 
-    def init(self, timeout_ms: int = 60_000, **fields: Any) -> int:
+    def init(self, timeout_ms: int = 900_000, **fields: Any) -> int:
         """Become the producer of the name; return the code of the answer."""
         answer = self.client.ask(
             "InitProducerId",
@@ -557,7 +557,7 @@ def test_producers_are_listed_and_described(log, new_producer, kafka_server, emb
     """As by Kafka's admin clients: by state, producer and pattern; also after a restart."""
     open_, done, dropped = (new_producer(name=name) for name in ("open", "done", "dropped"))
     for producer in (open_, done, dropped):
-        assert producer.init(timeout_ms=5000) == 0
+        assert producer.init(timeout_ms=800_000) == 0
     open_.begin(b"x")
     began_ms = embedlog_clock.now_ms
     embedlog_clock.advance(10)
@@ -600,7 +600,7 @@ def test_producers_are_listed_and_described(log, new_producer, kafka_server, emb
         ErrorCode.INVALID_REQUEST,
     )
     assert (found.producer_id, found.producer_epoch) == open_.identity
-    assert (found.transaction_state, found.transaction_timeout_ms) == ("Ongoing", 5000)
+    assert (found.transaction_state, found.transaction_timeout_ms) == ("Ongoing", 800_000)
     assert [(each.topic, each.partitions) for each in found.topics] == [("out", [0])]
     assert found.transaction_start_time_ms == began_ms
 
