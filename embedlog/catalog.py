@@ -23,6 +23,7 @@ from embedlog.errors import (
     CorruptionError,
     InvalidPartitionError,
     InvalidPartitionsError,
+    InvalidProducerEpochError,
     InvalidSchemaError,
     InvalidTopicError,
     MirroredTopicError,
@@ -469,16 +470,34 @@ class Catalog:
 
         return self._state.write(step)
 
-    def producer_identity(self, name: str | None) -> tuple[int, int]:
+    def named_producer(self, name: str) -> tuple[int, int] | None:
+        """Return the (id, epoch) of the last producer of a name."""
+        identity = keyspace.NAMED_PRODUCERS.get(self._state, name)
+        return None if identity is None else (identity.producer_id, identity.producer_epoch)
+
+    def producer_identity(
+        self, name: str | None, before: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
         """Return a new producer's (id, epoch); a named one keeps its id, and its epoch grows.
 
         The epoch fences an older producer of the same name (KIP-98).
+
+        Args:
+            name: The name; None for a producer without one.
+            before: What the last producer of the name must have.
+
+        Raises:
+            InvalidProducerEpochError: It has another; nothing was changed.
         """
 
         def step(txn: kv.Txn) -> tuple[int, int]:
             if name is None:
                 return next_number(txn, "producer"), 0
             identity = keyspace.NAMED_PRODUCERS.get(txn, name)
+            if before is not None and identity != before:
+                raise InvalidProducerEpochError(
+                    f"A newer producer has the name {name!r}", todo="Close this producer."
+                )
             # Kafka assigns a new id when the epoch is exhausted (KIP-360).
             if identity is None or identity.producer_epoch >= 0x7FFE:
                 identity = (next_number(txn, "producer"), 0)

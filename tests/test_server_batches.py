@@ -204,7 +204,6 @@ def batch_of(**changes: Any) -> bytes:
         (batch_of() * 2, ErrorCode.INVALID_RECORD),
         (batch_of(attributes=5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
         (batch_of(attributes=8), ErrorCode.INVALID_TIMESTAMP),
-        (batch_of(attributes=16), ErrorCode.INVALID_TXN_STATE),
         (batch_of(attributes=32), ErrorCode.INVALID_RECORD),
         (batch_of(count=0), ErrorCode.INVALID_RECORD),
         (batch_of(count=-1, last=-2), ErrorCode.INVALID_RECORD),

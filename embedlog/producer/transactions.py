@@ -41,6 +41,8 @@ from embedlog.root.root import Root
 
 _LOGGER = logging.getLogger("embedlog.producer")
 
+SOURCE = "transactional.id "
+"""Begins the names of rows of transactions."""
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
 
 
@@ -64,7 +66,7 @@ class Transactions:
 
     def __init__(self, root: Root, name: str, config: ProducerConfig) -> None:
         self._root, self._name, self._config = root, name, config
-        self._run, self._source = uuid.uuid4().hex, f"transactional.id {name}"
+        self._run, self._source = uuid.uuid4().hex, f"{SOURCE}{name}"
         self._lock = threading.Lock()
         self._version: int | None = None
         """That of the last transaction; None before `initialize`."""
@@ -116,15 +118,21 @@ class Transactions:
                 "A transaction has begun already", todo="Commit or abort it first."
             )
 
-    def initialize(self) -> None:
-        """Fence older producers of this name."""
+    def initialize(self, before: tuple[int, int] | None = None) -> None:
+        """Fence older producers of this name.
+
+        Args:
+            before: The (id, epoch) that the last producer of the name must have.
+
+        Raises:
+            InvalidProducerEpochError: It has another one.
+        """
         with self._lock:
             self.check()
             if self._version is None:
                 version = 0
                 if self._name:
-                    producer_id, epoch = self._root.producer_identity(self._name)
-                    version = producer_id << 64 | epoch << 32
+                    version = version_of(self._root.producer_identity(self._name, before))
                     context = self._root.context
                     last = app_versions.get(context.state, self._source)
                     self._publish(version)
@@ -132,7 +140,7 @@ class Transactions:
                     if last is not None:
                         # Its process may have died after it was committed.
                         journal.finish_committed(context, [key for key, _, _ in last.ends])
-                    live_commit.fence(context, self._source, _parts(version))
+                    live_commit.fence(context, self._source, parts(version))
                     checkpoint.take(context)
                 self._version = version
 
@@ -291,7 +299,7 @@ class Transactions:
                 self._root,
                 self._batches,
                 name,
-                _parts(version),
+                parts(version),
                 conditions=self._conditions,
                 offsets=self._offsets,
                 report=report,
@@ -327,5 +335,12 @@ class Transactions:
         raise self._ended
 
 
-def _parts(version: int) -> tuple[int, int]:
+def version_of(identity: tuple[int, int]) -> int:
+    """Return the version before the first transaction of a producer's (id, epoch)."""
+    producer_id, epoch = identity
+    return producer_id << 64 | epoch << 32
+
+
+def parts(version: int) -> tuple[int, int]:
+    """Return a version as rows have it: the producer's id, and its epoch with the count."""
     return version >> 64, version & (1 << 64) - 1

@@ -46,15 +46,27 @@ class NewerProducerError(Exception):
     """A newer producer has the name."""
 
 
-def fence(context: Context, name: str, version: Version) -> None:
-    """Make sure that no transaction of an older version of a name is committed any more."""
+def fence(context: Context, name: str, version: Version, *, published: bool = False) -> bool:
+    """Make sure that no transaction of an older version of a name is committed any more.
 
-    def step(txn: kv.Txn) -> None:
+    Args:
+        context: The log.
+        name: The producer's.
+        version: Its own.
+        published: Whether the transaction of this version was committed by a publication.
+
+    Returns:
+        False if a newer producer has the name.
+    """
+
+    def step(txn: kv.Txn) -> bool:
         last = TRANSACTIONS.get(txn, name_field(name))
         if last is None or last.version < version:
-            TRANSACTIONS.put(txn, name_field(name), value=LastTransaction(*version, 0))
+            committed = txn.id() if published else 0
+            TRANSACTIONS.put(txn, name_field(name), value=LastTransaction(*version, committed))
+        return last is None or last.version <= version
 
-    context.live.write(step)
+    return context.live.write(step)
 
 
 def commit(

@@ -434,10 +434,12 @@ class Root:
                     break
                 yield log
 
-    def producer_identity(self, name: str | None) -> tuple[int, int]:
+    def producer_identity(
+        self, name: str | None, before: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
         """Return a producer id and epoch; see `Catalog.producer_identity`."""
         self.context.check_writable()
-        return self.context.catalog.producer_identity(name)
+        return self.context.catalog.producer_identity(name, before)
 
     def flush(self) -> None:
         """Flush every partition that this handle appended to.

@@ -8,7 +8,7 @@ attributes, and an answer is a dict of those of the response; what is left out h
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -97,6 +97,8 @@ class Answers:
         self.log, self.note = log, note
         self.service = AdminService(log)
         self._names: tuple[int, dict[UUID, str]] = -1, {}
+        self.unstable: Callable[[str], Collection[TopicPartition]] = lambda _: ()
+        """Returns the partitions of a group whose offsets open transactions commit."""
 
     # Outcomes
 
@@ -612,20 +614,26 @@ class Answers:
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups."""
         if caller.version < 8:
-            found = self.outcome(self.offsets_of, request.group_id, request.topics)
+            asked = request.group_id, request.topics, request.require_stable
+            found = self.outcome(self.offsets_of, *asked)
             return {"topics": [], **found}
         return {
             "groups": [
                 {
                     "group_id": each.group_id,
-                    **self.outcome(self.offsets_of, each.group_id, each.topics),
+                    **self.outcome(
+                        self.offsets_of, each.group_id, each.topics, request.require_stable
+                    ),
                 }
                 for each in request.groups
             ]
         }
 
-    def offsets_of(self, group: str, topics: Any) -> Fields:
-        """Return the committed offsets of a group, by default all of them."""
+    def offsets_of(self, group: str, topics: Any, stable: bool) -> Fields:
+        """Return the committed offsets of a group, by default all of them.
+
+        With ``stable`` those of open transactions have a code by which clients wait.
+        """
         wanted, unknown = None, []
         if topics is not None:
             wanted = []
@@ -639,8 +647,16 @@ class Answers:
                     unknown.append({"topic_id": number, "partitions": parts})
                     continue
                 wanted += [(name, number) for number in topic.partition_indexes]
-        committed = self.service.committed(group, wanted)
-        found = by_topic((part, _position(position)) for part, position in committed.items())
+        # Before the offsets: a transaction that ends meanwhile has not committed these.
+        unstable = self.unstable(group) if stable else ()
+        committed = dict(self.service.committed(group, wanted))
+        wait = {"error_code": int(ErrorCode.UNSTABLE_OFFSET_COMMIT)}
+        if wanted is None:
+            committed |= dict.fromkeys(unstable)
+        found = by_topic(
+            (part, _position(None) | wait if part in unstable else _position(position))
+            for part, position in committed.items()
+        )
         infos = self.log.root.topics()
         for topic in found:
             if topic["name"] in infos:

@@ -185,6 +185,8 @@ class _Answer:
         return {
             "high_watermark": end,
             "last_stable_offset": end,
+            # What is not committed is in no partition.
+            "aborted_transactions": [] if self._request.isolation_level else None,
             "log_start_offset": tail.start_offset,
             "records": records,
         }

@@ -23,8 +23,6 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
 from embedlog.server.remote_members import RemoteMembers
 
-_TRANSACTION = 1
-"""Kafka's number for the coordinator of transactions."""
 _NAMES_MEMBERS_SINCE = 9
 """The version of OffsetFetch."""
 
@@ -46,8 +44,6 @@ class GroupAnswers:
         """Answer: the server itself."""
 
         def find() -> Fields:
-            if request.key_type == _TRANSACTION:
-                raise ApiError(ErrorCode.INVALID_REQUEST, "This server has no transactions yet")
             return {
                 "node_id": controller_id(self._log),
                 "host": caller.host,
@@ -165,7 +161,7 @@ class GroupAnswers:
             if asked.member_id is not None and self._groups.find(asked.group_id) is None:
                 group = self._members.group(asked.group_id)
                 self._members.check_reader(group, asked.member_id, asked.member_epoch)
-            return self._answers.offsets_of(asked.group_id, asked.topics)
+            return self._answers.offsets_of(asked.group_id, asked.topics, request.require_stable)
 
         if caller.version < _NAMES_MEMBERS_SINCE:
             return self._answers.offset_fetch(request, caller)

@@ -13,32 +13,27 @@ from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.record_batches import WireBatch, read_batch
 from embedlog.server.tail_cache import TailCache
+from embedlog.server.transaction_answers import known_error
+from embedlog.server.transactions import TransactionCoordinator
 
 _ZSTD_SINCE = 7
 """The first version of produce requests in which clients may use zstd."""
 
 
 class Producers:
-    """Answers produce requests, and those for the ids of producers.
+    """Answers produce requests.
 
     Args:
         answers: Of the log.
         cache: Gets the batches that were appended.
+        transactions: Gets those that belong to a transaction.
     """
 
-    def __init__(self, answers: Answers, cache: TailCache) -> None:
+    def __init__(
+        self, answers: Answers, cache: TailCache, transactions: TransactionCoordinator
+    ) -> None:
         self._answers, self._log, self._cache = answers, answers.log, cache
-
-    def init_producer_id(self, request: Any, caller: Caller) -> Fields:
-        """Answer: the id and the epoch of a producer that has no name."""
-        if request.transactional_id is not None:
-            error = ApiError(ErrorCode.INVALID_REQUEST, "This server has no transactions yet")
-            return self._answers.failure(error)
-        return self._answers.outcome(self._new_producer)
-
-    def _new_producer(self) -> Fields:
-        number, epoch = self._log.root.producer_identity(None)
-        return {"producer_id": number, "producer_epoch": epoch}
+        self._transactions = transactions
 
     def produce(self, request: Any, caller: Caller) -> Fields | None:
         """Answer: appends a batch to each partition; None if the client wants no answer."""
@@ -73,6 +68,9 @@ class Producers:
             raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, text)
         try:
             encoded = self._encoded(log, batch)
+            if batch.is_transactional:
+                name, version = request.transactional_id, caller.version
+                return self._staged(log, encoded, batch, name, version)
             if batch.producer_id >= 0:
                 encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             acks = "all" if request.acks == -1 else request.acks
@@ -90,6 +88,25 @@ class Producers:
             "log_append_time_ms": -1 if receipt.timestamp is None else receipt.timestamp,
             "log_start_offset": tail.start_offset,
         }
+
+    def _staged(
+        self,
+        log: PartitionLog,
+        encoded: EncodedBatch,
+        batch: WireBatch,
+        name: str | None,
+        version: int,
+    ) -> Fields:
+        """Add a batch to the transaction of its producer."""
+        if name is None:
+            text = "A batch of a transaction came without a transactional.id"
+            raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+        producer = batch.producer_id, batch.producer_epoch, batch.base_sequence
+        try:
+            offset = self._transactions.stage(name, log, encoded, producer, version)
+        except ApiError as error:
+            raise known_error(error, "Produce", version) from error
+        return {"base_offset": offset, "log_start_offset": log.tail().start_offset}
 
     def _encoded(self, log: PartitionLog, batch: WireBatch) -> EncodedBatch:
         log.refresh()

@@ -61,6 +61,7 @@ class WireBatch(NamedTuple):
     """As they came, perhaps compressed."""
     raw: memoryview
     """The whole batch."""
+    is_transactional: bool = False
 
     def lists(self) -> Lists:
         """Return values, keys, timestamps and headers; no headers if no record has any.
@@ -129,8 +130,6 @@ def read_batch(records: memoryview | None) -> WireBatch:
         raise _corrupt("The CRC of the batch is wrong")
     if attributes & _CONTROL:
         raise _invalid("Clients cannot write control batches")
-    if attributes & _TRANSACTIONAL:
-        raise ApiError(ErrorCode.INVALID_TXN_STATE, "This server has no transactions yet")
     if attributes & _LOG_APPEND_TIME:
         raise ApiError(ErrorCode.INVALID_TIMESTAMP, "Producers cannot set the log append time")
     if attributes & _CODEC >= len(NAMES):
@@ -139,7 +138,9 @@ def read_batch(records: memoryview | None) -> WireBatch:
         raise _invalid(f"The batch has {count} records with offsets up to {last_delta}")
     codec = NAMES[attributes & _CODEC]
     producer = producer_id, producer_epoch, sequence
-    return WireBatch(base_timestamp, *producer, count, codec, records[HEAD.size :], records)
+    plain = records[HEAD.size :]
+    is_transactional = bool(attributes & _TRANSACTIONAL)
+    return WireBatch(base_timestamp, *producer, count, codec, plain, records, is_transactional)
 
 
 def _checked(read: Any, plain: bytes, count: int, base_timestamp: int) -> Any:

@@ -37,6 +37,8 @@ from embedlog.server.protocol import (
 from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
+from embedlog.server.transaction_answers import TransactionAnswers
+from embedlog.server.transactions import TransactionCoordinator
 
 _logger = logging.getLogger("embedlog.server")
 
@@ -66,15 +68,22 @@ APIS = (
     *("IncrementalAlterConfigs", "CreatePartitions", "DeleteGroups", "OffsetDelete"),
     *("DescribeCluster", "DescribeTopicPartitions", "ElectLeaders", "DescribeLogDirs"),
     *("AlterPartitionReassignments", "ListPartitionReassignments", "ListConfigResources"),
-    *("SaslHandshake", "SaslAuthenticate"),
-    *("ConsumerGroupHeartbeat", "ConsumerGroupDescribe"),
+    *("SaslHandshake", "SaslAuthenticate", "ConsumerGroupHeartbeat", "ConsumerGroupDescribe"),
+    *("AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"),
+    *("ListTransactions", "DescribeTransactions"),
 )
 """What the server has, in all stable versions of Kafka's release."""
 _SINCE = {"SaslHandshake": 1}
 """The first version that the server has, where it is a later one: after version 0 come bytes that
 are no requests."""
+_LAST = {"AddPartitionsToTxn": 3}
+"""The last version, where later ones are for brokers."""
 _UNAUTHENTICATED = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
 """What a client may ask before it has proved who it is."""
+_FEATURES = {"transaction.version": 2}
+"""What clients ask for by features: with this one each transaction has an epoch (KIP-890)."""
+_MINIMUM_ZERO_SINCE = 4
+"""The first version of ApiVersions whose clients accept features that may be off."""
 ADVERTISED = {"Produce": 0}
 """The first version that is named, where it is an earlier one: librdkafka takes a server without
 it for one that has no codecs.  Requests of those versions are refused, as by Kafka 4."""
@@ -142,6 +151,8 @@ class KafkaServer:
         self.answers, self.cache = Answers(log), TailCache()
         self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
         self.groups = ClassicGroups(self.members.claim)
+        self.transactions = TransactionCoordinator(log)
+        self.answers.unstable = self.transactions.unstable
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
         self._lock, self.closed = threading.Lock(), False
@@ -237,6 +248,7 @@ class KafkaServer:
         for thread in connections.values():
             if thread.ident is not None:
                 thread.join()
+        self.transactions.close()
 
     def __enter__(self) -> Self:
         return self
@@ -255,8 +267,8 @@ class KafkaServer:
 
 def offered() -> Mapping[str, tuple[int, int]]:
     """Return the versions that the server answers, by the names of the APIs."""
-    both = {name: versions(name) for name in APIS}
-    return {name: (_SINCE.get(name, first), last) for name, (first, last) in both.items()}
+    every = ((name, *versions(name)) for name in APIS)
+    return {name: (_SINCE.get(name, first), _LAST.get(name, last)) for name, first, last in every}
 
 
 class Connection:
@@ -286,7 +298,8 @@ class Connection:
             self,
             self._authentication,
             self._fetcher,
-            Producers(answers, server.cache),
+            Producers(answers, server.cache, server.transactions),
+            TransactionAnswers(answers, server.transactions, server.groups, server.members),
             GroupAnswers(answers, server.groups, server.members),
             ConsumerGroupAnswers(answers, server.groups, server.members),
             answers,
@@ -389,7 +402,19 @@ class Connection:
             {"api_key": names[api], "min_version": ADVERTISED.get(api, first), "max_version": last}
             for api, (first, last) in self._offered.items()
         ]
-        return {"api_keys": sorted(keys, key=lambda each: each["api_key"])}
+        answer: Fields = {"api_keys": sorted(keys, key=lambda each: each["api_key"])}
+        version = 0 if caller is None else caller.version
+        if version >= _MINIMUM_ZERO_SINCE:
+            answer["supported_features"] = [
+                {"name": name, "min_version": 0, "max_version": level}
+                for name, level in _FEATURES.items()
+            ]
+        answer["finalized_features_epoch"] = 0
+        answer["finalized_features"] = [
+            {"name": name, "min_version_level": level, "max_version_level": level}
+            for name, level in _FEATURES.items()
+        ]
+        return answer
 
     def _receive(self, buffer: memoryview) -> bool:
         """Fill a buffer; False if the connection ended."""

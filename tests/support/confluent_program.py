@@ -1,6 +1,7 @@
 """A program for confluent_kafka that prints the same on a log and on a broker.
 
-Run with the address as BOOTSTRAP and the import as CLIENT (confluent_kafka, or embedlog's).
+Run with the address as BOOTSTRAP and the import as CLIENT (confluent_kafka, or embedlog's); PARTS
+are names of functions, by default all.
 """
 
 # ruff: noqa: T201 - it prints what is compared
@@ -530,17 +531,14 @@ LATEST = admin_module.OffsetSpec.latest
 ALL_OF_2 = [TopicPartition(TOPIC, 2, client.OFFSET_END)]
 
 
+PARTS = (
+    *(create, produce, consume, consume_on_assignment, assign_again, share, poll_too_rarely),
+    *(consume_in_two_sessions, refuse, transact, transform, administer),
+)
+
 if __name__ == "__main__":
     admin = admin_module.AdminClient(ADDRESS)
-    create(admin)
-    produce()
-    consume()
-    consume_on_assignment()
-    assign_again()
-    share()
-    poll_too_rarely()
-    consume_in_two_sessions()
-    refuse(admin)
-    transact(admin)
-    transform(admin)
-    administer(admin)
+    chosen = os.environ.get("PARTS", "").split()
+    for part in PARTS:
+        if not chosen or part.__name__ in chosen:
+            part(*([admin] if part.__code__.co_argcount else []))

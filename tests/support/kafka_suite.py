@@ -6,7 +6,8 @@ the failures with the list in ``kafka_suite/failing.toml``::
     python tests/support/kafka_suite.py [--table] [class ...]
 
 A class is named without ``org.apache.kafka.``.  Kafka's tests start brokers in their own process by
-one class, which is replaced by ours (``kafka_suite/*.java``); they are otherwise unchanged.
+one class, and those in Scala by another one; ours replace these (``kafka_suite/*.java``), and the
+tests are otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def run(name: str, class_path: str, server_output: Path) -> list[Outcome]:
         java = ["java", "-XX:TieredStopAtLevel=1", "-Xmx600m", f"-Djava.io.tmpdir={reports}"]
         launcher = ["org.junit.platform.console.ConsoleLauncher", "execute"]
         options = [
-            *("--select-class", f"org.apache.kafka.{name}"),
+            *("--select-class", name if name.startswith("kafka.") else f"org.apache.kafka.{name}"),
             *("--config", "junit.jupiter.extensions.autodetection.enabled=true"),
             *("--config", "junit.jupiter.execution.timeout.testtemplate.method.default=120s"),
             *("--reports-dir", reports, "--details=none", "--disable-banner"),

@@ -1,18 +1,10 @@
 package org.apache.kafka.common.test.junit;
 
-import java.io.File;
-import java.io.IOException;
-import java.net.InetSocketAddress;
-import java.net.ServerSocket;
-import java.net.Socket;
-import java.nio.file.Files;
-import java.nio.file.Path;
-import java.util.ArrayList;
+import embedlog.EmbedlogServer;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
-import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
@@ -35,8 +27,6 @@ import org.opentest4j.TestAbortedException;
  * aborted, which JUnit reports as skipped, with the reason.
  */
 public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
-  private static final int START_SECONDS = 60;
-
   private final String name;
   private final ClusterConfig config;
   private final boolean isCombined;
@@ -69,7 +59,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
     Server server = new Server(config);
     BeforeEachCallback before =
         context -> {
-          if (isCombined) {
+          if (isCombined && config.clusterTypes().contains(Type.KRAFT)) {
             throw new TestAbortedException("once is enough: there is no controller");
           }
           if (config.isAutoStart()) {
@@ -82,9 +72,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
   private static final class Server implements ClusterInstance {
     private final ClusterConfig config;
-    private Process process;
-    private Path directory;
-    private int port;
+    private final EmbedlogServer server = new EmbedlogServer();
     private boolean isStarted;
     private boolean isStopped;
 
@@ -129,7 +117,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
     @Override
     public String bootstrapServers() {
-      return "127.0.0.1:" + port;
+      return server.bootstrapServers();
     }
 
     @Override
@@ -158,40 +146,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         return;
       }
       isStarted = true;
-      try (ServerSocket free = new ServerSocket(0)) {
-        port = free.getLocalPort();
-      } catch (IOException error) {
-        throw new IllegalStateException(error);
-      }
-      try {
-        directory = Files.createTempDirectory("kafka-suite");
-        List<String> command = new ArrayList<>(List.of(System.getenv("SERVER").split(" ")));
-        command.add(directory.resolve("log").toString());
-        command.add("--listen");
-        command.add(bootstrapServers());
-        File output = new File(System.getenv("SERVER_OUTPUT"));
-        process =
-            new ProcessBuilder(command)
-                .redirectErrorStream(true)
-                .redirectOutput(ProcessBuilder.Redirect.appendTo(output))
-                .start();
-        awaitConnection();
-      } catch (IOException | InterruptedException error) {
-        throw new IllegalStateException(error);
-      }
-    }
-
-    private void awaitConnection() throws InterruptedException {
-      long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(START_SECONDS);
-      while (System.nanoTime() < until) {
-        try (Socket socket = new Socket()) {
-          socket.connect(new InetSocketAddress("127.0.0.1", port));
-          return;
-        } catch (IOException error) {
-          Thread.sleep(20);
-        }
-      }
-      throw new IllegalStateException("the server does not listen after " + START_SECONDS + " s");
+      server.start();
     }
 
     @Override
@@ -201,9 +156,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
     @Override
     public void stop() {
-      if (!isStopped && process != null) {
-        process.destroyForcibly();
-      }
+      server.stop();
       isStopped = true;
     }
 

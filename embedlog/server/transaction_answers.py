@@ -1,0 +1,320 @@
+"""Answers the requests of producers with transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from embedlog.consumer.open_group import open_group
+from embedlog.lazy import pa, pc
+from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
+from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.classic_groups import ClassicGroups
+from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.remote_members import RemoteMembers
+from embedlog.server.transactions import STATES, TransactionCoordinator
+
+_FENCED, _ABORTABLE = ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTION_ABORTABLE
+_EPOCH, _MAPPING = ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING
+_NEVER = 1 << 15
+_NEWER = {
+    "InitProducerId": {_FENCED: (4, _EPOCH)},
+    "AddPartitionsToTxn": {_FENCED: (2, _EPOCH), _ABORTABLE: (_NEVER, _MAPPING)},
+    "AddOffsetsToTxn": {_FENCED: (2, _EPOCH), _ABORTABLE: (4, _MAPPING)},
+    "EndTxn": {_FENCED: (2, _EPOCH), _ABORTABLE: (4, _MAPPING)},
+    "TxnOffsetCommit": {
+        _FENCED: (_NEVER, _EPOCH),
+        ErrorCode.STALE_MEMBER_EPOCH: (_NEVER, ErrorCode.ILLEGAL_GENERATION),
+        _ABORTABLE: (4, ErrorCode.UNKNOWN_MEMBER_ID),
+    },
+    # librdkafka takes an older epoch for the end of the producer.
+    "Produce": {_FENCED: (_NEVER, _EPOCH), _ABORTABLE: (11, ErrorCode.INVALID_TXN_STATE)},
+}
+"""Codes that came with a version of an API, and what clients of versions before take for them."""
+
+
+def known_error(error: ApiError, api: str, version: int) -> ApiError:
+    """Return an error with a code that the client of a request knows."""
+    since, older = _NEWER[api].get(error.code, (0, error.code))
+    return ApiError(older if version < since else error.code, error.text)
+
+
+class _OffsetCommit(NamedTuple):
+    """What is asked of a group before it commits, as the request to commit says it."""
+
+    group_id: str
+    generation_id_or_member_epoch: int
+    member_id: str
+    group_instance_id: str | None
+
+
+class TransactionAnswers:
+    """Answers requests.
+
+    Args:
+        answers: Of the log.
+        transactions: The coordinator.
+        groups: The groups that are in memory.
+        members: The members of groups of the log that are clients.
+    """
+
+    def __init__(
+        self,
+        answers: Answers,
+        transactions: TransactionCoordinator,
+        groups: ClassicGroups,
+        members: RemoteMembers,
+    ) -> None:
+        self._answers, self._log = answers, answers.log
+        self._transactions, self._groups, self._members = transactions, groups, members
+
+    def _outcome(self, api: str, caller: Caller, call: Callable[[], Fields | None]) -> Fields:
+        def known() -> Fields | None:
+            try:
+                return call()
+            except ApiError as error:
+                raise known_error(error, api, caller.version) from error
+
+        return self._answers.outcome(known)
+
+    # Producers
+
+    def init_producer_id(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the id and the epoch of a producer; older ones of its name are fenced."""
+
+        def new() -> Fields:
+            name = request.transactional_id
+            if name is None:
+                number, epoch = self._log.root.producer_identity(None)
+            else:
+                before = request.producer_id, request.producer_epoch
+                if (before[0] < 0) != (before[1] < 0):
+                    text = "A producer has both an id and an epoch, or neither"
+                    raise ApiError(ErrorCode.INVALID_REQUEST, text)
+                number, epoch = self._transactions.initialize(
+                    name, request.transaction_timeout_ms, None if before[0] < 0 else before
+                )
+            return {"producer_id": number, "producer_epoch": epoch}
+
+        return self._outcome("InitProducerId", caller, new)
+
+    def add_partitions_to_txn(self, request: Any, caller: Caller) -> Fields:
+        """Answer: adds partitions to a transaction, all or none."""
+        topics = request.v3_and_below_topics
+        partitions = [TopicPartition(each.name, n) for each in topics for n in each.partitions]
+        infos = self._log.root.topics()
+        unknown = {
+            part
+            for part in partitions
+            if part.topic not in infos or not 0 <= part.partition < infos[part.topic].partitions
+        }
+
+        def add() -> None:
+            name = request.v3_and_below_transactional_id
+            identity = request.v3_and_below_producer_id, request.v3_and_below_producer_epoch
+            self._transactions.add_partitions(name, identity, partitions)
+
+        code = int(ErrorCode.OPERATION_NOT_ATTEMPTED)
+        if not unknown:
+            code = self._outcome("AddPartitionsToTxn", caller, add)["error_code"]
+        missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return {
+            "results_by_topic_v3_and_below": [
+                {
+                    "name": each.name,
+                    "results_by_partition": [
+                        {
+                            "partition_index": n,
+                            "partition_error_code": missing
+                            if TopicPartition(each.name, n) in unknown
+                            else code,
+                        }
+                        for n in each.partitions
+                    ],
+                }
+                for each in topics
+            ]
+        }
+
+    def add_offsets_to_txn(self, request: Any, caller: Caller) -> Fields:
+        """Answer: has a transaction commit offsets of a group."""
+
+        def add() -> None:
+            open_group(self._log.root, request.group_id)  # The name must be valid.
+            identity = request.producer_id, request.producer_epoch
+            self._transactions.add_group(request.transactional_id, identity, request.group_id)
+
+        return self._outcome("AddOffsetsToTxn", caller, add)
+
+    def txn_offset_commit(self, request: Any, caller: Caller) -> Fields:
+        """Answer: adds offsets to a transaction, if the member may commit them."""
+        positions, outcomes = self._positions(request)
+
+        def add() -> None:
+            member = self._committer(request)
+            identity, version = (request.producer_id, request.producer_epoch), caller.version
+            self._transactions.add_offsets(
+                request.transactional_id, identity, positions, member, version
+            )
+
+        code = self._outcome("TxnOffsetCommit", caller, add)["error_code"] if positions else 0
+        return {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {
+                            "partition_index": item.partition_index,
+                            "error_code": outcomes.get(
+                                TopicPartition(topic.name, item.partition_index), code
+                            ),
+                        }
+                        for item in topic.partitions
+                    ],
+                }
+                for topic in request.topics
+            ]
+        }
+
+    def _positions(
+        self, request: Any
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
+        """Return the offsets of a request that are valid, and the codes of the others."""
+        positions: dict[TopicPartition, OffsetAndMetadata] = {}
+        outcomes: dict[TopicPartition, int] = {}
+        for topic in request.topics:
+            for item in topic.partitions:
+                partition = TopicPartition(topic.name, item.partition_index)
+                epoch = item.committed_leader_epoch
+                position = OffsetAndMetadata(
+                    item.committed_offset,
+                    item.committed_metadata or "",
+                    None if epoch < 0 else epoch,
+                )
+
+                def check(
+                    partition: TopicPartition = partition, position: OffsetAndMetadata = position
+                ) -> None:
+                    open_group(self._log.root, request.group_id).encode({partition: position})
+
+                code = self._answers.outcome(check)["error_code"]
+                if code:
+                    outcomes[partition] = code
+                else:
+                    positions[partition] = position
+        return positions, outcomes
+
+    def _committer(self, request: Any) -> ConsumerGroupMetadata:
+        """Return who commits, as the log checks it at the commit.
+
+        Raises:
+            ApiError: The caller is not a member, or one of an older generation.
+        """
+        generation, member = request.generation_id, request.member_id
+        group, instance = request.group_id, request.group_instance_id
+        if self._groups.find(group) is None:
+            of_log = self._members.group(group)
+            info = of_log.read().members.get(member) if member else None
+            if info is not None and info.remote is not None:
+                self._members.check_reader(of_log, member, generation)
+            if info is not None:
+                # Of the group of the log: the commit checks what it owns.
+                return ConsumerGroupMetadata(group, generation, member, instance)
+            if generation >= 0:
+                raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"The group {group} has no members")
+        elif generation >= 0 or member or instance is not None:
+            # Clients before KIP-447 do not say who they are.
+            try:
+                self._groups.check_committer(_OffsetCommit(group, generation, member, instance))
+            except ApiError as error:
+                # Other commits must wait for the assignment, but not those of transactions.
+                if error.code != ErrorCode.REBALANCE_IN_PROGRESS:
+                    raise
+        return ConsumerGroupMetadata(group)
+
+    def end_txn(self, request: Any, caller: Caller) -> Fields:
+        """Answer: commits or aborts a transaction."""
+
+        def end() -> Fields:
+            identity, version = (request.producer_id, request.producer_epoch), caller.version
+            number, epoch = self._transactions.end(
+                request.transactional_id, identity, version, commit=request.committed
+            )
+            return {"producer_id": number, "producer_epoch": epoch}
+
+        return self._outcome("EndTxn", caller, end)
+
+    # What others see
+
+    def list_transactions(self, request: Any, caller: Caller) -> Fields:
+        """Answer: the producers that had transactions since the machine was started."""
+        unknown = [each for each in request.state_filters if each not in STATES]
+        if request.state_filters and len(unknown) == len(request.state_filters):
+            return {"unknown_state_filters": unknown}
+        known = self._transactions.known()
+        try:
+            named = _matching(list(known), request.transactional_id_pattern)
+        except ApiError as error:
+            return self._answers.failure(error)
+        states, ids = request.state_filters, request.producer_id_filters
+        now_ms, least_ms = self._log.root.clock(), request.duration_filter
+        return {
+            "unknown_state_filters": unknown,
+            "transaction_states": [
+                {
+                    "transactional_id": name,
+                    "producer_id": seen.identity[0],
+                    "transaction_state": seen.state,
+                }
+                for name, seen in ((name, known[name]) for name in named)
+                if (not states or seen.state in states)
+                and (not ids or seen.identity[0] in ids)
+                and (least_ms < 0 or 0 <= seen.began_ms < now_ms - least_ms)
+            ],
+        }
+
+    def describe_transactions(self, request: Any, caller: Caller) -> Fields:
+        """Answer: producers, and the partitions of the transactions that have begun."""
+        known = self._transactions.known()
+
+        def describe(name: str) -> Fields:
+            if not name:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "A transactional.id is not empty")
+            if name not in known:
+                raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+            seen, topics = known[name], dict[str, list[int]]()
+            for topic, number in sorted(seen.partitions):
+                topics.setdefault(topic, []).append(number)
+            return {
+                "transaction_state": seen.state,
+                "transaction_timeout_ms": seen.timeout_ms,
+                "transaction_start_time_ms": seen.began_ms,
+                "producer_id": seen.identity[0],
+                "producer_epoch": seen.identity[1],
+                "topics": [
+                    {"topic": topic, "partitions": numbers} for topic, numbers in topics.items()
+                ],
+            }
+
+        return {
+            "transaction_states": [
+                {"transactional_id": name, **self._answers.outcome(describe, name)}
+                for name in request.transactional_ids
+            ]
+        }
+
+
+def _matching(names: list[str], pattern: str | None) -> list[str]:
+    """Return the names that match a pattern of RE2 as a whole.
+
+    Raises:
+        ApiError: The pattern is invalid.
+    """
+    if not pattern:
+        return names
+    try:
+        # Python's own patterns may take exponential time.
+        matches = pc.match_substring_regex(pa.array(names, pa.string()), f"^(?:{pattern})$")
+    except pa.ArrowInvalid as error:
+        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from error
+    return [name for name, is_match in zip(names, matches.to_pylist(), strict=True) if is_match]

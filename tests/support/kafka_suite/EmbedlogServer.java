@@ -1,0 +1,73 @@
+package embedlog;
+
+import java.io.File;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+
+/** A process `embedlog serve` on a new log; SERVER is its command, SERVER_OUTPUT gets its output. */
+public class EmbedlogServer {
+  private static final int START_SECONDS = 60;
+
+  private Process process;
+  private int port;
+
+  /** Start it; return once it accepts connections. */
+  public void start() {
+    try (ServerSocket free = new ServerSocket(0)) {
+      port = free.getLocalPort();
+    } catch (IOException error) {
+      throw new IllegalStateException(error);
+    }
+    try {
+      Path directory = Files.createTempDirectory("kafka-suite");
+      List<String> command = new ArrayList<>(List.of(System.getenv("SERVER").split(" ")));
+      command.add(directory.resolve("log").toString());
+      command.add("--listen");
+      command.add(bootstrapServers());
+      File output = new File(System.getenv("SERVER_OUTPUT"));
+      process =
+          new ProcessBuilder(command)
+              .redirectErrorStream(true)
+              .redirectOutput(ProcessBuilder.Redirect.appendTo(output))
+              .start();
+      awaitConnection();
+    } catch (IOException | InterruptedException error) {
+      throw new IllegalStateException(error);
+    }
+  }
+
+  private void awaitConnection() throws InterruptedException {
+    long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(START_SECONDS);
+    while (System.nanoTime() < until) {
+      try (Socket socket = new Socket()) {
+        socket.connect(new InetSocketAddress("127.0.0.1", port));
+        return;
+      } catch (IOException error) {
+        Thread.sleep(20);
+      }
+    }
+    throw new IllegalStateException("the server does not listen after " + START_SECONDS + " s");
+  }
+
+  public int port() {
+    return port;
+  }
+
+  public String bootstrapServers() {
+    return "127.0.0.1:" + port;
+  }
+
+  /** Kill it, if it was started. */
+  public void stop() {
+    if (process != null) {
+      process.destroyForcibly();
+    }
+  }
+}

@@ -1,0 +1,162 @@
+package kafka.integration;
+
+import embedlog.EmbedlogServer;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Properties;
+import java.util.stream.Collectors;
+import kafka.server.KafkaBroker;
+import kafka.server.QuorumTestHarness;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.GroupProtocol;
+import org.apache.kafka.common.network.ListenerName;
+import org.apache.kafka.common.security.auth.SecurityProtocol;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.TestInfo;
+import org.mockito.Mockito;
+import org.opentest4j.TestAbortedException;
+import scala.Option;
+import scala.collection.mutable.ArrayBuffer;
+import scala.collection.mutable.Buffer;
+
+/**
+ * Takes the place of Kafka's own class, as `RaftClusterInvocationContext` does for newer tests:
+ * those in Scala run on `embedlog serve`, too.
+ *
+ * <p>The one broker is an object that knows its port only; a test that asks it for more, such as
+ * for its log, fails.
+ */
+public abstract class KafkaServerTestHarness extends QuorumTestHarness {
+  private static final ListenerName LISTENER =
+      ListenerName.forSecurityProtocol(SecurityProtocol.PLAINTEXT);
+
+  private final EmbedlogServer server = new EmbedlogServer();
+  private final Buffer<KafkaBroker> brokers = new ArrayBuffer<>();
+  private String displayName = "";
+
+  @BeforeEach
+  @Override
+  public void setUp(TestInfo testInfo) {
+    displayName = testInfo.getDisplayName();
+    server.start();
+    KafkaBroker broker = Mockito.mock(KafkaBroker.class);
+    Mockito.when(broker.boundPort(Mockito.any())).thenReturn(server.port());
+    brokers.append(broker);
+  }
+
+  @AfterEach
+  @Override
+  public void tearDown() {
+    server.stop();
+  }
+
+  @Override
+  public Option<GroupProtocol> maybeGroupProtocolSpecified() {
+    for (GroupProtocol protocol : GroupProtocol.values()) {
+      if (displayName.contains("groupProtocol=" + protocol.name().toLowerCase())) {
+        return Option.apply(protocol);
+      }
+    }
+    return Option.empty();
+  }
+
+  public Buffer<KafkaBroker> brokers() {
+    return brokers;
+  }
+
+  public Buffer<KafkaBroker> servers() {
+    return brokers;
+  }
+
+  public ListenerName listenerName() {
+    return LISTENER;
+  }
+
+  public SecurityProtocol securityProtocol() {
+    return SecurityProtocol.PLAINTEXT;
+  }
+
+  public Option<java.io.File> trustStoreFile() {
+    return Option.empty();
+  }
+
+  public Option<Properties> clientSaslProperties() {
+    return Option.empty();
+  }
+
+  public String bootstrapServers(ListenerName listener) {
+    return server.bootstrapServers();
+  }
+
+  public ListenerName bootstrapServers$default$1() {
+    return LISTENER;
+  }
+
+  public void createOffsetsTopic(ListenerName listener, Properties adminConfig) {}
+
+  public ListenerName createOffsetsTopic$default$1() {
+    return LISTENER;
+  }
+
+  public Properties createOffsetsTopic$default$2() {
+    return new Properties();
+  }
+
+  public scala.collection.immutable.Map<Object, Object> createTopic(
+      String topic,
+      int partitions,
+      int replicas,
+      Properties config,
+      ListenerName listener,
+      Properties adminConfig) {
+    Map<String, String> settings =
+        config.stringPropertyNames().stream()
+            .collect(Collectors.toMap(name -> name, config::getProperty));
+    NewTopic created =
+        new NewTopic(topic, Optional.of(partitions), Optional.of((short) replicas))
+            .configs(settings);
+    try (Admin admin = Admin.create(Map.of("bootstrap.servers", server.bootstrapServers()))) {
+      admin.createTopics(List.of(created)).all().get();
+    } catch (InterruptedException error) {
+      throw new IllegalStateException(error);
+    } catch (java.util.concurrent.ExecutionException error) {
+      throw new IllegalStateException(error.getCause());
+    }
+    return scala.collection.immutable.Map$.MODULE$.empty();
+  }
+
+  public int createTopic$default$2() {
+    return 1;
+  }
+
+  public int createTopic$default$3() {
+    return 1;
+  }
+
+  public Properties createTopic$default$4() {
+    return new Properties();
+  }
+
+  public ListenerName createTopic$default$5() {
+    return LISTENER;
+  }
+
+  public Properties createTopic$default$6() {
+    return new Properties();
+  }
+
+  public void killBroker(int id) {
+    throw new TestAbortedException("a second broker");
+  }
+
+  public void restartDeadBrokers(boolean reconfigure) {
+    throw new TestAbortedException("a second broker");
+  }
+
+  public boolean restartDeadBrokers$default$1() {
+    return false;
+  }
+}
