@@ -374,7 +374,7 @@ class Program:
         self.consumer.close()
 
 
-@pytest.mark.parametrize("seed", range(choose(test=3, all=60, nightly=600)))
+@pytest.mark.parametrize("seed", range(choose(test=2, all=60, nightly=600)))
 def test_no_partition_has_two_owners(seed, log, clients):
     """Whatever members of all kinds do in whatever order, through two servers."""
     dice = random.Random(seed)

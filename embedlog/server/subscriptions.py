@@ -7,11 +7,9 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedlog.catalog import INTERNAL
 from embedlog.groups.membership import MemberInfo, RemoteClient
+from embedlog.lazy import pa, pc
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
 
