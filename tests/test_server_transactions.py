@@ -36,7 +36,7 @@ from embedlog.partition import checkpoint
 from embedlog.producer.resumable_transactions import ResumableTransactions
 from embedlog.publish import live_commit
 from embedlog.record import TopicPartition
-from embedlog.server import transactions as coordinator
+from embedlog.server import transaction_coordinator as coordinator
 from embedlog.server.error_codes import ErrorCode
 from embedlog.server.record_batches import HEAD, write_batches
 

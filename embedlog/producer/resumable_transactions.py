@@ -26,7 +26,7 @@ COMMITTED, ABORTED = "CompleteCommit", "CompleteAbort"
 _COUNT = (1 << 32) - 1
 
 
-class Outcome(NamedTuple):
+class LastOutcome(NamedTuple):
     """The last transaction of a producer."""
 
     state: str
@@ -66,7 +66,7 @@ class ResumableTransactions(Transactions):
         with self._lock:
             self._spill()
 
-    def resume(self, identity: tuple[int, int]) -> Outcome:
+    def resume(self, identity: tuple[int, int]) -> LastOutcome:
         """Continue as a producer that another process has served.
 
         If its last transaction has begun, nothing of it is left: `end_lost` must be called.
@@ -88,13 +88,13 @@ class ResumableTransactions(Transactions):
         if last is None:
             # The machine was started again, which may have undone transactions.
             self._version += 2
-            return Outcome(ONGOING, identity)
+            return LastOutcome(ONGOING, identity)
         version = last.producer_id << 64 | last.number
         if version % 2 and version + 1 == number:
             live_commit.fence(context, self._source, parts(number), published=True)
             last = last._replace(number=last.number + 1, committed=1)
         self._version = max(self._version, version + version % 2)
-        return Outcome(state_of(last), (last.producer_id, last.number >> 32))
+        return LastOutcome(state_of(last), (last.producer_id, last.number >> 32))
 
     def _last(self) -> LastTransaction | None:
         self._root.context.live.catch_up()

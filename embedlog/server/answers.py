@@ -613,17 +613,15 @@ class Answers:
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups."""
+        stable = getattr(request, "require_stable", False)
         if caller.version < 8:
-            asked = request.group_id, request.topics, request.require_stable
-            found = self.outcome(self.offsets_of, *asked)
+            found = self.outcome(self.offsets_of, request.group_id, request.topics, stable)
             return {"topics": [], **found}
         return {
             "groups": [
                 {
                     "group_id": each.group_id,
-                    **self.outcome(
-                        self.offsets_of, each.group_id, each.topics, request.require_stable
-                    ),
+                    **self.outcome(self.offsets_of, each.group_id, each.topics, stable),
                 }
                 for each in request.groups
             ]

@@ -14,7 +14,7 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.record_batches import WireBatch, read_batch
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.transaction_answers import known_error
-from embedlog.server.transactions import TransactionCoordinator
+from embedlog.server.transaction_coordinator import TransactionCoordinator
 
 _ZSTD_SINCE = 7
 """The first version of produce requests in which clients may use zstd."""

@@ -38,7 +38,7 @@ from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
 from embedlog.server.transaction_answers import TransactionAnswers
-from embedlog.server.transactions import TransactionCoordinator
+from embedlog.server.transaction_coordinator import TransactionCoordinator
 
 _logger = logging.getLogger("embedlog.server")
 

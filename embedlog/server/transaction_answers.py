@@ -12,7 +12,7 @@ from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.remote_members import RemoteMembers
-from embedlog.server.transactions import STATES, TransactionCoordinator
+from embedlog.server.transaction_coordinator import STATES, TransactionCoordinator
 
 _FENCED, _ABORTABLE = ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTION_ABORTABLE
 _EPOCH, _MAPPING = ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING

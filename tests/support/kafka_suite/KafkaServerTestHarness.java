@@ -7,12 +7,17 @@ import java.util.Optional;
 import java.util.Properties;
 import java.util.stream.Collectors;
 import kafka.server.KafkaBroker;
+import kafka.server.KafkaConfig;
 import kafka.server.QuorumTestHarness;
+import kafka.server.ReplicaManager;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.consumer.GroupProtocol;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.network.ListenerName;
 import org.apache.kafka.common.security.auth.SecurityProtocol;
+import org.apache.kafka.storage.internals.log.UnifiedLog;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.TestInfo;
@@ -26,8 +31,8 @@ import scala.collection.mutable.Buffer;
  * Takes the place of Kafka's own class, as `RaftClusterInvocationContext` does for newer tests:
  * those in Scala run on `embedlog serve`, too.
  *
- * <p>The one broker is an object that knows its port only; a test that asks it for more, such as
- * for its log, fails.
+ * <p>The one broker is an object that knows its port, and where logs start; a test that asks it for
+ * more fails.
  */
 public abstract class KafkaServerTestHarness extends QuorumTestHarness {
   private static final ListenerName LISTENER =
@@ -44,7 +49,34 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     server.start();
     KafkaBroker broker = Mockito.mock(KafkaBroker.class);
     Mockito.when(broker.boundPort(Mockito.any())).thenReturn(server.port());
+    Mockito.when(broker.config()).thenReturn(config());
+    ReplicaManager replicas = Mockito.mock(ReplicaManager.class);
+    Mockito.when(replicas.localLog(Mockito.any()))
+        .thenAnswer(call -> Option.apply(logOf(call.getArgument(0))));
+    Mockito.when(broker.replicaManager()).thenReturn(replicas);
     brokers.append(broker);
+  }
+
+  /** Return an object that knows where the log of a partition starts. */
+  private UnifiedLog logOf(TopicPartition partition) throws Exception {
+    try (Admin admin = Admin.create(Map.of("bootstrap.servers", server.bootstrapServers()))) {
+      var start = admin.listOffsets(Map.of(partition, OffsetSpec.earliest())).all().get();
+      UnifiedLog log = Mockito.mock(UnifiedLog.class);
+      Mockito.when(log.logStartOffset()).thenReturn(start.get(partition).offset());
+      return log;
+    }
+  }
+
+  private KafkaConfig config() {
+    String listeners = "PLAINTEXT://" + server.bootstrapServers() + ",CONTROLLER://127.0.0.1:0";
+    return new KafkaConfig(
+        Map.of(
+            "node.id", "0",
+            "process.roles", "broker,controller",
+            "listeners", listeners,
+            "controller.listener.names", "CONTROLLER",
+            "listener.security.protocol.map", "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.quorum.bootstrap.servers", server.bootstrapServers()));
   }
 
   @AfterEach

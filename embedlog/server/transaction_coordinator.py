@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from embedlog.api import Log
 from embedlog.batch import EncodedBatch
-from embedlog.errors import EmbedlogError, InvalidProducerEpochError
+from embedlog.errors import EmbedlogError, InvalidProducerEpochError, raised_in_body
 from embedlog.lazy import logging
 from embedlog.partition import PartitionLog
 from embedlog.partition.checkpoint import TRANSACTIONS
@@ -158,7 +158,7 @@ class TransactionCoordinator:
                 yield producer
             except InvalidProducerEpochError as error:
                 producer.drop()
-                raise fenced(str(error)) from error
+                raise fenced(str(error)) from raised_in_body(error)
 
     def _current(self, name: str) -> Identity | None:
         """Return the identity of the last producer of a name, wherever it is."""
