@@ -381,7 +381,7 @@ def test_a_record_is_given_up_after_its_last_delivery(world, how):
         elif how == "lock":
             world.wait(31)
         else:
-            consumer._member.unlock()
+            consumer._session.unlock()
     assert world.consumer().poll() == []
     assert world.lag() == 0
 
@@ -445,7 +445,7 @@ def test_dead_letters_that_are_published(world, monkeypatch):
     records = consumer.poll(max_records=4)
     announce = ShareGroup.announce
     # It is in the thread of the publication, for which it would wait.
-    other._letters.due_at = monotonic() + 3600
+    other._session.letters.due_at = monotonic() + 3600
 
     def announced(*arguments):
         # Another member takes a step after the publication has begun.
@@ -472,7 +472,7 @@ def test_the_last_delivery_comes_alone(world):
     for _ in range(2):
         consumer = world.consumer()
         assert len(consumer.poll(patient(10) * 1000)) == 4
-        consumer._member.unlock()
+        consumer._session.unlock()
     consumer = world.consumer()
     polls = [consumer.poll(patient(10) * 1000) for _ in range(4)]
 
