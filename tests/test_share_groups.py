@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import timedelta
 from time import monotonic
 
+import pyarrow as pa
 import pytest
 from support import forks
 from support.children import PausedChild
@@ -313,15 +314,20 @@ def test_a_consumer_that_is_garbage_loses_its_records(world):
     assert values(world.consumer().poll(patient(10) * 1000)) == [b"a"]
 
 
-def test_a_renewed_lock_lasts_longer(world):
-    """S6: a renewed record is returned by the next poll, before any others."""
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_renewed_lock_lasts_longer(world, commits):
+    """S6: a renewed record is returned by the next poll, before any others, as in Kafka."""
     world.append(b"a", b"b")
     consumer, other = world.consumer(share_acknowledgement_mode="explicit"), world.consumer()
     (record,) = consumer.poll(max_records=1)
     for _ in range(3):
         world.wait(20)
         consumer.acknowledge(record, "renew")
+        if commits:
+            assert consumer.commit() == {TopicPartition("t", 0): None}
         assert consumer.poll() == [record]
+        with pytest.raises(IllegalStateError, match="not acknowledged"):
+            consumer.poll()
     assert record.delivery_count == 1
     assert values(other.poll()) == [b"b"]
     consumer.acknowledge(record)
@@ -513,6 +519,29 @@ def test_acknowledgements_of_a_step_that_failed_are_committed_by_the_next(world,
     assert world.lag() == 0
 
 
+def test_a_dead_letter_of_a_typed_topic_has_no_copy_of_its_record(tmp_path):
+    """S11: it says where the record is."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("typed", schema=pa.schema([("n", pa.int64())]), key=["n"])
+        log.groups["g"].alter(
+            {
+                "share.auto.offset.reset": "earliest",
+                "errors.deadletterqueue.topic.name": "dlq",
+            }
+        )
+        with log.producer() as producer:
+            producer.send("typed", {"n": 1})
+            producer.send("typed", None, 2)
+        with log.share_consumer("typed", group="g") as consumer:
+            for record in consumer.poll():
+                consumer.acknowledge(record, "reject", cause=ValueError(record.key))
+            consumer.commit()
+
+        letters = list(log.dead_letters("dlq"))
+        assert [each.failure.message for each in letters] == ["1", "2"]
+        assert {each.record[5:7] for each in letters} == {(None, None)}
+
+
 def test_a_topic_that_cannot_have_dead_letters_is_refused_at_the_first_poll(world):
     """S11: before any record is taken."""
     world.create("other")
@@ -692,6 +721,20 @@ def test_a_callback_gets_what_was_committed_and_refused(world):
     assert seen[0] == ({partition: {0}}, None)
     assert seen[1][0] == {partition: {1}}
     assert isinstance(seen[1][1], InvalidRecordStateError)
+
+
+def test_a_callback_is_not_told_what_closing_releases(world):
+    """As in Kafka: the program said nothing of it; of a renewal it is told."""
+    world.append(b"a", b"b", b"c")
+    consumer, seen = world.consumer(), []
+    consumer.set_acknowledgement_commit_callback(lambda *told: seen.append(told))
+    for record, verdict in zip(consumer.poll(), ("accept", "renew", None), strict=True):
+        if verdict is not None:
+            consumer.acknowledge(record, verdict)
+    consumer.close()
+
+    assert seen == [({TopicPartition("t", 0): {0, 1}}, None)]
+    assert [each.delivery_count for each in world.consumer().poll()] == [2, 2]
 
 
 def test_a_record_is_a_record(world):

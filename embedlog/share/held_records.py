@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from typing import Any
 
 from embedlog.errors import IllegalStateError
@@ -34,21 +33,24 @@ class HeldRecords:
         """Those that each caller got from its last call."""
         self._ahead: deque[ShareRecord] = deque()
         """Those that no caller got yet."""
+        self._renewed: dict[Where, ShareRecord] = {}
+        """Those whose locks were renewed by a commit; their callers get them again."""
         self._gaps: list[tuple[bytes, Acknowledgement]] = []
-        """Acquired offsets without a record, by the key of the partition."""
+        """Acquired offsets of which the program says nothing, by the key of the partition."""
 
     def add(self, record: ShareRecord) -> None:
         """Add a record that was acquired."""
         self._held[record[:3]] = record
 
     def add_gap(self, key: bytes, first: int, stop: int, verdict: int) -> None:
-        """Add acquired offsets of which no record is given to the program."""
+        """Add acquired offsets of which the program says nothing."""
         self._gaps.append((key, Acknowledgement(first, stop, verdict)))
 
     def remove(self, record: ShareRecord) -> None:
         """Forget a record."""
         if self.has(record):
             del self._held[record[:3]]
+            self._renewed.pop(record[:3], None)
 
     def has(self, record: ShareRecord) -> bool:
         """Return whether this delivery of the record is not done."""
@@ -83,6 +85,7 @@ class HeldRecords:
     def give(self, record: ShareRecord) -> ShareRecord:
         """Note that the caller gets a record, and return it."""
         record._caller = caller = current_caller()
+        self._renewed.pop(record[:3], None)
         self._returned.setdefault(caller, []).append(record)
         return record
 
@@ -106,6 +109,12 @@ class HeldRecords:
         """Note what becomes of a record with the next step."""
         record._verdict = verdict, delay_ms
         self._judged[record[:3]] = record
+        self._renewed.pop(record[:3], None)
+
+    def note_renewal(self, record: ShareRecord, until: int) -> None:
+        """Note that the lock of a record was renewed."""
+        record._verdict, record._until = None, until
+        self._renewed[record[:3]] = record
 
     def end_call(self, *, is_implicit: bool) -> None:
         """Let the caller be done with its records: in implicit mode they are accepted.
@@ -118,7 +127,7 @@ class HeldRecords:
             if record._verdict is None and self.has(record):
                 if is_implicit:
                     self.judge(record, ACCEPT)
-                elif record._until > self._uptime():
+                elif record[:3] not in self._renewed and record._until > self._uptime():
                     raise IllegalStateError(
                         "The record is not acknowledged, and the mode is explicit",
                         topic=record.topic,
@@ -129,13 +138,10 @@ class HeldRecords:
         self._returned.pop(caller, None)
 
     def renewed(self) -> list[ShareRecord]:
-        """Return the records of the caller whose locks the next step renews."""
-        caller = current_caller()
-        return [
-            each
-            for each in self._judged.values()
-            if each._caller == caller and each._verdict and each._verdict[0] == RENEW
-        ]
+        """Return the records of the caller whose locks were renewed, or are by the next step."""
+        caller, judged = current_caller(), self._judged.values()
+        renewed = [each for each in judged if each._verdict and each._verdict[0] == RENEW]
+        return [each for each in (*self._renewed.values(), *renewed) if each._caller == caller]
 
     def forget_ended(self) -> None:
         """Forget records whose locks have ended, and that no task can acknowledge any more."""
@@ -156,33 +162,39 @@ class HeldRecords:
         found: dict[bytes, list[Acknowledgement]] = {}
         for key, gap in self._gaps:
             found.setdefault(key, []).append(gap)
-        for (key, verdict), group in groupby(records, lambda each: (each._key, each._verdict)):
-            assert verdict is not None
-            for record in group:
-                ranges = found.setdefault(key, [])
-                if ranges and (ranges[-1].stop, *ranges[-1][2:]) == (record.offset, *verdict):
-                    ranges[-1] = ranges[-1]._replace(stop=record._stop)
-                else:
-                    ranges.append(Acknowledgement(record.offset, record._stop, *verdict))
+        for record in records:
+            assert record._verdict is not None
+            ranges = found.setdefault(record._key, [])
+            if ranges and ranges[-1][1:] == (record.offset, *record._verdict):
+                ranges[-1] = ranges[-1]._replace(stop=record._stop)
+            else:
+                ranges.append(Acknowledgement(record.offset, record._stop, *record._verdict))
         return found, records
+
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether the program has said something since the last step."""
+        return bool(self._judged)
 
     def put_back(self, records: Iterable[ShareRecord]) -> None:
         """Undo `take_verdicts`, since the step failed: the next one takes them."""
         self._judged = {record[:3]: record for record in records}
 
     def forget_gaps(self) -> None:
-        """Forget the offsets without a record: the group knows of them."""
+        """Forget the offsets of `add_gap`: the group knows of them."""
         self._gaps = []
 
-    def judge_rest(self) -> None:
+    def give_back(self) -> None:
         """Release what is left, at the end; what no caller got was not delivered."""
         for record in self._held.values():
-            if record._verdict is None or record._verdict[0] == RENEW:
-                self.judge(record, RETURN if record._caller is None else RELEASE)
+            if record._verdict is None:
+                verdict = RETURN if record._caller is None else RELEASE
+                self.add_gap(record._key, record.offset, record._stop, verdict)
 
     def clear(self) -> None:
         """Forget all records: others have them."""
         self._held.clear()
         self._judged.clear()
         self._ahead.clear()
+        self._renewed.clear()
         self._gaps = []

@@ -184,23 +184,22 @@ class ShareSession:
         for key, first, stop in outcome.refused:
             refused.setdefault(key, []).append((first, stop))
         done: dict[TopicPartition, set[int]] = {}
-        late: dict[TopicPartition, list[int]] = {}
-        results = CommitResults()
-        deleted = {record.topic_partition for record in sent if record._key in outcome.missing}
+        late: dict[TopicPartition, list[ShareRecord]] = {}
         for record in sent:
-            partition = record.topic_partition
-            offset, ranges = record.offset, refused.get(record._key, ())
-            results.setdefault(partition)
-            if any(first <= offset < stop for first, stop in ranges):
-                late.setdefault(partition, []).append(offset)
+            partition, ranges = record.topic_partition, refused.get(record._key, ())
+            if any(first <= record.offset < stop for first, stop in ranges):
+                late.setdefault(partition, []).append(record)
             else:
-                done.setdefault(partition, set()).add(offset)
+                done.setdefault(partition, set()).add(record.offset)
                 if record._verdict is not None and record._verdict[0] == RENEW:
-                    record._verdict, record._until = None, outcome.renewed_until
+                    self.records.note_renewal(record, outcome.renewed_until)
                     continue
             self.records.remove(record)
-        for partition, offsets in late.items():
-            results[partition] = error = self._refusal(partition, offsets, partition in deleted)
+        results = CommitResults(dict.fromkeys(done))
+        for partition, records in late.items():
+            offsets = [record.offset for record in records]
+            is_deleted = records[0]._key in outcome.missing
+            results[partition] = error = self._refusal(partition, offsets, is_deleted)
             _log.warning("%s", error)
             if self.callback is not None:
                 self.callback({partition: set(offsets)}, error)
@@ -276,7 +275,7 @@ class ShareSession:
             # Served last the next time.
             self._partitions[key] = self._partitions.pop(key)
             try:
-                found, following = stored.read(acquired.first, acquired.stop)
+                found, following = stored.read(*acquired[:2], outcome.epochs[key])
             except CorruptBatchError as error:
                 self.errors.append(error)
                 self.records.add_gap(key, *acquired[:2], RELEASE)
@@ -323,8 +322,10 @@ class ShareSession:
         member = self.member
         if member is None or self.generation != self._root.generation:
             return
-        self.records.judge_rest()
         try:
+            if self.records.has_verdicts:
+                self.step(0)
+            self.records.give_back()
             self.step(0)
         finally:
             self.member = None
