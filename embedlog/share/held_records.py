@@ -127,7 +127,7 @@ class HeldRecords:
             if record._verdict is None and self.has(record):
                 if is_implicit:
                     self.judge(record, ACCEPT)
-                elif record[:3] not in self._renewed and record._until > self._uptime():
+                elif record[:3] not in self._renewed:
                     raise IllegalStateError(
                         "The record is not acknowledged, and the mode is explicit",
                         topic=record.topic,

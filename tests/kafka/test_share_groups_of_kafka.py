@@ -39,11 +39,11 @@ STEPS = {
     "commit": 2,
     "close": 1,
 }
-KAFKAS = {"topic", "partition", "offset", "group", "delivery.count", "message"}
-"""The headers of dead letters that Kafka has, too."""
+KAFKAS = {"topic", "partition", "offset", "group", "delivery.count"}
+"""The headers of dead letters that Kafka has, too, and whose text is no prose."""
 MANY = {"share.delivery.count.limit": "10"}
 """Deliveries: more than any script has, so that polls are not made smaller."""
-ATTEMPTS = 4
+ATTEMPTS = 5
 PLANS = {
     "explicit": Plan(STEPS, settings=EARLIEST | MANY),
     "from the end": Plan(STEPS, settings=MANY),
@@ -65,8 +65,8 @@ PLANS = {
     "deleted records": Plan({**STEPS, "delete": 2}, settings=EARLIEST | MANY),
     "transactions": Plan(
         {**STEPS, "commit_transaction": 2, "abort_transaction": 2},
-        # A control record takes the place of a record in a poll of Kafka.
-        limits=(1, 100),
+        # In Kafka control records, and those that were aborted, take places of a poll.
+        limits=(1,),
         settings=EARLIEST | MANY | {"share.isolation.level": "read_committed"},
     ),
 }
@@ -139,14 +139,13 @@ def polled(side, member):
     return side.poll(member, waits=True) if isinstance(side, KafkaSide) else side.poll(member)
 
 
-def drained(side, member="rest"):
-    """Accept all that is available, and return how often each record was delivered."""
-    side.open(member, "implicit", 500)
+def drained(side, count):
+    """Accept so many records, and return how often each was delivered."""
+    side.open("rest", "implicit", 500)
     found = {}
-    while got := side.poll(member):
+    while len(found) < count and (got := polled(side, "rest")):
         found |= dict(got)
-        side.commit(member)
-    side.close(member)
+    side.close("rest")
     return found
 
 
@@ -169,54 +168,21 @@ def test_partitions_of_one_topic_all_come(groups):
         assert sorted(found) == [(number, 1) for number in range(24)]
 
 
-def test_a_difference_the_window_counts_records_that_are_not_done(groups):
-    """One record that is never done stops its partition in Kafka."""
-    seen = []
+def test_the_window_counts_records_that_are_not_done(groups):
+    """So a record that takes long does not stop its partition."""
     for side in groups(share_partition_max_record_locks=100):
         side.produce(250)
         side.open("slow", "explicit", 1)
         assert polled(side, "slow") == [(0, 1)]
-        seen.append(sorted(drained(side)))
+        # Kafka's consumer may have taken the next one, too.
+        assert drained(side, 248).keys() >= {*range(2, 250)}
         side.close("slow")
-    assert seen == [[*range(1, 250)], [*range(1, 100)]]
 
 
-def test_a_difference_closing_keeps_the_number_of_deliveries(groups):
-    """A program that ends because of a record does not get it for ever."""
-    seen = []
-    for side in groups():
-        side.produce(1)
-        for _ in range(2):
-            side.open("a", "explicit", 1)
-            polled(side, "a")
-            side.close("a")
-        seen.append(drained(side))
-    assert seen == [{0: 3}, {0: 1}]
-
-
-def test_a_difference_only_what_is_late_is_refused(groups):
-    """In Kafka one late record of a partition makes all its acknowledgements fail."""
-    seen, seconds = [], patient(1)
-    for side in groups(share_record_lock_duration_ms=f"{seconds * 1000:.0f}"):
-        side.produce(2)
-        side.open("a", "explicit", 2)
-        assert polled(side, "a") == [(0, 1), (1, 1)]
-        side.acknowledge("a", 1, "renew")
-        side.wait(0.6 * seconds)
-        side.commit("a")
-        side.wait(0.6 * seconds)
-        for number in range(2):
-            side.acknowledge("a", number, "accept")
-        assert side.commit("a") == {0: "InvalidRecordStateException"}
-        side.wait(1.2 * seconds)
-        seen.append(drained(side))
-        side.close("a")
-    assert seen == [{0: 2}, {0: 2, 1: 2}]
-
-
-def test_dead_letters_have_the_same_headers(groups, kafka, root):
+def test_dead_letters_have_the_same_headers(groups, kafka, members, root):
     """KIP-1191: of a record that is rejected, and of one that is released too often."""
-    letters = kafka.create("dlq", 1, **{ENABLED: "true"})
+    letters = f"dlq.{kafka.prefix}"
+    members.ask("topic", letters, 1, f"{ENABLED}=true")
     root.create_topic(letters, 1, TopicConfig.parse({ENABLED: True}))
     ours, theirs = groups(
         share_delivery_count_limit=2,
@@ -238,7 +204,7 @@ def test_dead_letters_have_the_same_headers(groups, kafka, root):
         side.close("a")
 
     def found(read):
-        deadline = monotonic() + patient(10)
+        deadline = monotonic() + min(patient(2), 60)
         while len(rows := read()) < 2 and monotonic() < deadline:
             sleep(0.2)
         return [

@@ -6,10 +6,12 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Properties;
+import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
@@ -46,13 +48,14 @@ public final class ShareMembers {
     private static final long FIRST_PAUSE_MS = 150;
 
     /** How long a member may have no partitions. */
-    private static final long JOIN_MS = 60_000;
+    private static final long JOIN_MS = 120_000;
 
     private final String servers;
     private final Admin admin;
     private final Map<String, KafkaProducer<String, String>> producers = new HashMap<>();
     private final Map<String, KafkaShareConsumer<String, String>> members = new HashMap<>();
     private final Map<String, String> groups = new HashMap<>();
+    private final Set<String> joined = new HashSet<>();
     private final Map<String, List<String>> results = new HashMap<>();
 
     private ShareMembers(String servers) {
@@ -110,6 +113,7 @@ public final class ShareMembers {
                 return committed(members.get(words[1]).commitSync());
             case "close":
                 members.remove(words[1]).close();
+                joined.remove(words[1]);
                 return "";
             case "results":
                 return String.join(" ", results.getOrDefault(words[1], List.of()));
@@ -202,19 +206,27 @@ public final class ShareMembers {
      */
     private ConsumerRecords<String, String> poll(String member, long patienceMs) throws Exception {
         KafkaShareConsumer<String, String> consumer = members.get(member);
-        long end = System.currentTimeMillis() + (patienceMs > 0 ? patienceMs : JOIN_MS);
-        boolean isAssigned = false;
+        long now = System.currentTimeMillis();
+        long joinBy = now + JOIN_MS;
+        long end = now + patienceMs;
         for (long pause = FIRST_PAUSE_MS; ; pause = Math.min(2 * pause, QUIET_MS)) {
             ConsumerRecords<String, String> records = consumer.poll(Duration.ZERO);
-            boolean isLate = System.currentTimeMillis() > end;
-            if (!records.isEmpty() || isAssigned || (isLate && patienceMs > 0)) {
+            if (!records.isEmpty()) {
                 return records;
             }
-            if (isLate) {
-                throw new IllegalArgumentException(member + " gets no partitions");
+            while (!joined.contains(member)) {
+                if (isAssigned(member)) {
+                    joined.add(member);
+                } else if (System.currentTimeMillis() > joinBy) {
+                    throw new IllegalArgumentException(member + " gets no partitions");
+                }
+                Thread.sleep(FIRST_PAUSE_MS);
             }
-            isAssigned = patienceMs == 0 && isAssigned(member);
-            Thread.sleep(isAssigned ? QUIET_MS : pause);
+            if (System.currentTimeMillis() > end) {
+                Thread.sleep(QUIET_MS);
+                return consumer.poll(Duration.ZERO);
+            }
+            Thread.sleep(pause);
         }
     }
 

@@ -300,6 +300,8 @@ class Script:
         """By open member."""
         self._held: dict[str, dict[int, str | None]] = {}
         """By member, the records that it has, and what it said of them."""
+        self._away: dict[str, set[int]] = {}
+        """By member, those of them that it must poll again."""
         self._since: dict[int, float] = {}
         """When the record was delivered last."""
         self.done: Counter[str] = Counter()
@@ -383,7 +385,7 @@ class Script:
         if member not in self._modes:
             mode, limit = self._dice.choice(self._plan.modes), self._dice.choice(self._plan.limits)
             self.lines.append(f"open {member}, {mode}, at most {limit}")
-            self._modes[member], self._held[member] = mode, {}
+            self._modes[member], self._held[member], self._away[member] = mode, {}, set()
             self._ours.open(member, mode, limit)
             self._theirs.open(member, mode, limit)
 
@@ -413,11 +415,12 @@ class Script:
 
         Renewals and releases are committed before.  A poll that sends renewals lets Kafka's
         consumer take further records in its background; one that sends releases may return what
-        it releases, or not, as the broker is fast or slow.  One that is refused sends what was
-        said, but only Kafka's.
+        it releases, or not, as the broker is fast or slow.  So is what was said if a record is
+        left: a poll that is refused sends it, but only Kafka's.
         """
         self._open(member)
-        if {"release", "renew"} & {*self._held[member].values()}:
+        said = {*self._held[member].values()}
+        if {"release", "renew"} & said or (None in said and said != {None}):
             self.commit(member)
         found: list[Any] = []
 
@@ -432,6 +435,7 @@ class Script:
         if isinstance(records, str):
             return []
         before, self._held[member] = self._held[member], dict.fromkeys(dict(records))
+        self._away[member] = set()
         self._since |= {number: monotonic() for number, _ in records if number not in before}
         if not records and not stays:
             self.close(member)
@@ -452,12 +456,16 @@ class Script:
 
     def acknowledge_other(self, member: str) -> None:
         """Acknowledge a record that the member may not have."""
-        if self._modes.get(member) == "explicit" and self._kept:
-            self._acknowledge(member, self._dice.choice(self._kept), "accept")
+        number = self._dice.choice(self._kept)
+        if self._modes.get(member) == "explicit" and number not in self._away[member]:
+            self._acknowledge(member, number, "accept")
 
     def _may_judge(self, member: str) -> list[int]:
-        # In implicit mode Kafka's consumer refuses all acknowledgements.
-        return list(self._held[member]) if self._modes.get(member) == "explicit" else []
+        # Kafka's consumer refuses all in implicit mode, and those of records that a commit renewed
+        # until they are polled again.
+        if self._modes.get(member) != "explicit":
+            return []
+        return [number for number in self._held[member] if number not in self._away[member]]
 
     def _acknowledge(self, member: str, number: int, verdict: str) -> None:
         outcome = self._both(
@@ -482,6 +490,7 @@ class Script:
             held.clear()
         renewed = {number for number, said in held.items() if said == "renew"}
         self._since |= dict.fromkeys(renewed, monotonic())
+        self._away[member] |= renewed
         self._held[member] = {
             number: None if number in renewed else said
             for number, said in held.items()
