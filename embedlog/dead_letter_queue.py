@@ -138,6 +138,9 @@ def letter(
 ) -> tuple[Any, ...]:
     """Return the arguments of `Producer.send` for a dead letter.
 
+    The values of a typed topic are no bytes, so they are not copied: the letter says where its
+    record is.
+
     Args:
         record: The record, with the stored bytes of its key and value.
         failure: Why it is one.
@@ -145,7 +148,8 @@ def letter(
             number of its own.
         config: The settings of the group.
     """
-    copied = config.errors_deadletterqueue_copy_record_enable
+    is_bytes = all(part is None or isinstance(part, bytes) for part in (record.key, record.value))
+    copied = config.errors_deadletterqueue_copy_record_enable and is_bytes
     return (
         config.errors_deadletterqueue_topic_name,
         *((record.value, record.key) if copied else (None, None)),
@@ -174,13 +178,6 @@ def ensure_topic(root: Root, config: GroupConfig, origins: Sequence[str]) -> int
         raise InvalidConfigError(
             "A group cannot read the topic of its own dead letters", topic=name
         )
-    for source in sources:
-        if source.schema_version:
-            raise InvalidConfigError(
-                "The records of a typed topic are no bytes, so they cannot be dead letters",
-                topic=source.name,
-                todo='Pass on_error="skip", or a Retry without a dead_letter.',
-            )
     try:
         info = root.topic(name)
     except UnknownTopicOrPartitionError:

@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import timedelta
 from time import monotonic
 
+import pyarrow as pa
 import pytest
 from support import forks
 from support.children import PausedChild
@@ -313,15 +314,20 @@ def test_a_consumer_that_is_garbage_loses_its_records(world):
     assert values(world.consumer().poll(patient(10) * 1000)) == [b"a"]
 
 
-def test_a_renewed_lock_lasts_longer(world):
-    """S6: a renewed record is returned by the next poll, before any others."""
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_renewed_lock_lasts_longer(world, commits):
+    """S6: a renewed record is returned by the next poll, before any others, as in Kafka."""
     world.append(b"a", b"b")
     consumer, other = world.consumer(share_acknowledgement_mode="explicit"), world.consumer()
     (record,) = consumer.poll(max_records=1)
     for _ in range(3):
         world.wait(20)
         consumer.acknowledge(record, "renew")
+        if commits:
+            assert consumer.commit() == {TopicPartition("t", 0): None}
         assert consumer.poll() == [record]
+        with pytest.raises(IllegalStateError, match="not acknowledged"):
+            consumer.poll()
     assert record.delivery_count == 1
     assert values(other.poll()) == [b"b"]
     consumer.acknowledge(record)
@@ -381,7 +387,7 @@ def test_a_record_is_given_up_after_its_last_delivery(world, how):
         elif how == "lock":
             world.wait(31)
         else:
-            consumer._member.unlock()
+            consumer._session.unlock()
     assert world.consumer().poll() == []
     assert world.lag() == 0
 
@@ -445,7 +451,7 @@ def test_dead_letters_that_are_published(world, monkeypatch):
     records = consumer.poll(max_records=4)
     announce = ShareGroup.announce
     # It is in the thread of the publication, for which it would wait.
-    other._letters.due_at = monotonic() + 3600
+    other._session.letters.due_at = monotonic() + 3600
 
     def announced(*arguments):
         # Another member takes a step after the publication has begun.
@@ -472,7 +478,7 @@ def test_the_last_delivery_comes_alone(world):
     for _ in range(2):
         consumer = world.consumer()
         assert len(consumer.poll(patient(10) * 1000)) == 4
-        consumer._member.unlock()
+        consumer._session.unlock()
     consumer = world.consumer()
     polls = [consumer.poll(patient(10) * 1000) for _ in range(4)]
 
@@ -511,6 +517,29 @@ def test_acknowledgements_of_a_step_that_failed_are_committed_by_the_next(world,
     assert consumer.commit() == {TopicPartition("t", 0): None}
 
     assert world.lag() == 0
+
+
+def test_a_dead_letter_of_a_typed_topic_has_no_copy_of_its_record(tmp_path):
+    """S11: it says where the record is."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("typed", schema=pa.schema([("n", pa.int64())]), key=["n"])
+        log.groups["g"].alter(
+            {
+                "share.auto.offset.reset": "earliest",
+                "errors.deadletterqueue.topic.name": "dlq",
+            }
+        )
+        with log.producer() as producer:
+            producer.send("typed", {"n": 1})
+            producer.send("typed", None, 2)
+        with log.share_consumer("typed", group="g") as consumer:
+            for record in consumer.poll():
+                consumer.acknowledge(record, "reject", cause=ValueError(record.key))
+            consumer.commit()
+
+        letters = list(log.dead_letters("dlq"))
+        assert [each.failure.message for each in letters] == ["1", "2"]
+        assert {each.record[5:7] for each in letters} == {(None, None)}
 
 
 def test_a_topic_that_cannot_have_dead_letters_is_refused_at_the_first_poll(world):
@@ -621,17 +650,19 @@ def test_a_value_that_cannot_be_deserialized(world):
 # Modes
 
 
-def test_in_explicit_mode_each_record_must_be_acknowledged(world):
-    """S3: before more are asked for."""
+@pytest.mark.parametrize(("seconds", "again"), [(0, [b"b"]), (31, [b"a", b"b"])])
+def test_in_explicit_mode_each_record_must_be_acknowledged(world, seconds, again):
+    """S3: before more are asked for, also if its lock has ended, as in Kafka."""
     world.append(b"a", b"b")
     consumer = world.consumer(**{"share.acknowledgement.mode": "explicit"})
     first, second = consumer.poll()
     consumer.acknowledge(first)
+    world.wait(seconds)
     with pytest.raises(IllegalStateError, match="not acknowledged"):
         consumer.poll()
     consumer.acknowledge(second, "release")
 
-    assert values(consumer.poll()) == [b"b"]
+    assert values(consumer.poll()) == again
 
 
 def test_a_record_is_acknowledged_once(world):
@@ -692,6 +723,20 @@ def test_a_callback_gets_what_was_committed_and_refused(world):
     assert seen[0] == ({partition: {0}}, None)
     assert seen[1][0] == {partition: {1}}
     assert isinstance(seen[1][1], InvalidRecordStateError)
+
+
+def test_a_callback_is_not_told_what_closing_releases(world):
+    """As in Kafka: the program said nothing of it; of a renewal it is told."""
+    world.append(b"a", b"b", b"c")
+    consumer, seen = world.consumer(), []
+    consumer.set_acknowledgement_commit_callback(lambda *told: seen.append(told))
+    for record, verdict in zip(consumer.poll(), ("accept", "renew", None), strict=True):
+        if verdict is not None:
+            consumer.acknowledge(record, verdict)
+    consumer.close()
+
+    assert seen == [({TopicPartition("t", 0): {0, 1}}, None)]
+    assert [each.delivery_count for each in world.consumer().poll()] == [2, 2]
 
 
 def test_a_record_is_a_record(world):

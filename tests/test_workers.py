@@ -516,11 +516,26 @@ def test_what_contradicts_itself_is_refused(log, options, error, text):
     assert "g" not in log.groups
 
 
-def test_typed_topics_have_no_dead_letters(log):
-    """Their records are no bytes."""
-    typed = log.create_topic("typed", schema=_schema())
-    with pytest.raises(InvalidConfigError, match="typed topic"):
-        embedlog.run_group(log, typed.name, "g", print, on_error=FAST, **OPTIONS)
+def test_a_dead_letter_of_a_typed_topic_says_where_its_record_is(log):
+    """Its values are no bytes, so it has no copy; a replay sends the rows that are there."""
+    log.create_topic("typed", schema=_schema(), key="n")
+    with log.producer() as producer:
+        producer.send("typed", {"n": 1}, headers=[("a", b"b")])
+        producer.send("typed", {"n": 2})
+        producer.send("typed", None, 3)
+
+    def handle(record):
+        if record.key != 2:
+            raise ValueError("odd")
+
+    policy = embedlog.Retry(attempts=1, dead_letter="t.dlq")
+    embedlog.run_group(log, "typed", "g", handle, on_error=policy, **END).wait(patient(60))
+    letters = list(log.dead_letters("t.dlq"))
+    assert {each.record[5:7] for each in letters} == {(None, None)}
+    assert [each.failure.offset for each in letters] == [0, 2]
+    assert log.dead_letters("t.dlq").replay() == 2
+    replayed = [(each.key, each.value, each.headers) for each in log.topic("typed")][3:]
+    assert replayed == [(1, {"n": 1}, [("a", b"b")]), (3, None, [])]
 
 
 def _schema():

@@ -115,16 +115,21 @@ class DeadLetters:
         if record.key is None and record.value is None:
             # It has no copy, or is a tombstone without a key.
             where = failure.partition, failure.offset, failure.offset + 1
-            origin = next(iter(self._log.topic(failure.topic, raw=True).in_ranges([where])), None)
+            is_typed = bool(self._log.root.topic(failure.topic).schema_version)
+            topic = self._log.topic(failure.topic, raw=not is_typed)
+            origin = next(iter(topic.in_ranges([where])), None)
             if origin is None:
                 raise OffsetOutOfRangeError(
                     "The dead letter has no copy of its record, which is gone",
                     topic=failure.topic,
                     partition=failure.partition,
                     offset=failure.offset,
-                    todo="Set errors.deadletterqueue.copy.record.enable in the group.",
+                    todo="Set errors.deadletterqueue.copy.record.enable in the group; records of "
+                    "typed topics are never copied.",
                 )
             record, headers = origin, origin.headers
+            if is_typed and record.value is not None:
+                record = record._replace(key=None)  # It is in the columns of the value.
         place = failure.partition, record.timestamp
         return failure.topic, record.value, record.key, headers, *place
 

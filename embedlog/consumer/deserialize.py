@@ -181,6 +181,14 @@ class RowLists:
         if self.headers is not None:
             self.headers = self.headers[rows]
 
+    def part(self, rows: slice) -> RowLists:
+        """Return a copy of some rows."""
+        part = RowLists.__new__(RowLists)
+        part.offsets, part.times = self.offsets[rows], self.times[rows]
+        part.keys, part.values = self.keys[rows], self.values[rows]
+        part.headers = None if self.headers is None else self.headers[rows]
+        return part
+
 
 class Deserializers(NamedTuple):
     """What deserializes the records of a topic; None for keys or values that stay bytes."""

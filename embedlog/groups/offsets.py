@@ -190,7 +190,9 @@ def _put(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes]) -> None:
     committed, unsaved = COMMITTED.prefix(group), UNSAVED_OFFSETS.prefix(group)
     for partition, row in rows.items():
         txn.put(committed + partition, row)
-        txn.put(unsaved + partition, b"")
+        # To read it costs less than to write it again, in a page of its own.
+        if txn.get(unsaved + partition) is None:
+            txn.put(unsaved + partition, b"")
 
 
 def remove(txn: kv.Txn, group: bytes, partitions: Collection[bytes]) -> None:

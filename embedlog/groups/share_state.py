@@ -53,18 +53,21 @@ class ShareState:
 
     Args:
         start: The start offset.
-        metadata: The ranges, as `metadata` returned them.
+        ranges: The ranges, or the text of them that `metadata` returned.
         delivery_limit: How often a record is delivered before it is given up.
         letters: Whether records that are given up become dead letters.
     """
 
     def __init__(
-        self, start: int, metadata: str = PREFIX, delivery_limit: int = 5, letters: bool = False
+        self,
+        start: int,
+        ranges: str | list[RecordRange] = PREFIX,
+        delivery_limit: int = 5,
+        letters: bool = False,
     ) -> None:
         self.start, self._limit, self._letters = start, delivery_limit, letters
-        numbers = [int(number) for number in metadata[len(PREFIX) :].split(",") if number]
-        fields = zip(*(numbers[at::_FIELDS] for at in range(_FIELDS)), strict=True)
-        self.ranges = [RecordRange(*each) for each in fields]
+        self.ranges = _parsed(ranges) if isinstance(ranges, str) else ranges
+        """Replaced by each change, and never changed in place."""
 
     @property
     def metadata(self) -> str:
@@ -277,6 +280,12 @@ class ShareState:
             else:
                 ranges.append(each)
         self.ranges = ranges
+
+
+def _parsed(metadata: str) -> list[RecordRange]:
+    numbers = [int(number) for number in metadata[len(PREFIX) :].split(",") if number]
+    fields = zip(*(numbers[at::_FIELDS] for at in range(_FIELDS)), strict=True)
+    return [RecordRange(*each) for each in fields]
 
 
 def _replaced(by: RecordRange, piece: RecordRange) -> RecordRange:

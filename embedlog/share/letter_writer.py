@@ -91,8 +91,10 @@ class LetterWriter:
         producer.begin_transaction()
         try:
             for key, each in ranges:
+                stored = partitions[key]
                 try:
-                    records, _ = partitions[key].read(each.first, each.stop)
+                    epoch = stored.log.tail().leader_epoch
+                    records, _ = stored.read(each.first, each.stop, epoch)
                 except CorruptBatchError as error:
                     _log.error("Damaged records become no dead letters: %s", error)
                     continue

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from functools import partial
-from itertools import groupby
-from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack
 
@@ -15,31 +11,21 @@ from embedlog.config import ConsumerConfig, ShareConsumerConfig, describe_networ
 from embedlog.consumer.arguments import SingleThreadGuard, check_max_records, check_topics
 from embedlog.consumer.counts import ConsumerCounts
 from embedlog.consumer.deserialize import RecordDecoder
-from embedlog.consumer.group_member import GroupMember
-from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS
-from embedlog.consumer.static_assignment import MissingTopics
 from embedlog.consumer.waiter import Waiter
-from embedlog.display import plural, public_names
+from embedlog.display import public_names
 from embedlog.errors import (
     ClosedError,
-    CorruptBatchError,
-    EmbedlogError,
     IllegalStateError,
     InvalidConfigError,
-    InvalidRecordStateError,
     RecordDeserializationError,
-    UnknownMemberIdError,
-    UnknownTopicOrPartitionError,
 )
-from embedlog.groups.share_state import ACCEPT, GAP, REJECT, RELEASE, RENEW, RETURN, RecordRange
+from embedlog.groups.share_state import ACCEPT, REJECT, RELEASE, RENEW
 from embedlog.lazy import asyncio, logging
-from embedlog.record import K_co, Record, TopicPartition, V_co
+from embedlog.record import K_co, Record, V_co
 from embedlog.retry import Retry
 from embedlog.root.root import Root, check_root
-from embedlog.share.letter_writer import LetterWriter
-from embedlog.share.share_group import Acknowledgement, ShareGroup, StepOutcome
-from embedlog.share.stored_records import ShareRecord, StoredRecords, share_record
-from embedlog.tasks import current_caller
+from embedlog.share.share_session import CommitCallback, CommitResults, ShareSession
+from embedlog.share.stored_records import ShareRecord
 
 if TYPE_CHECKING:
     from embedlog.config.options import ShareConsumerOptions
@@ -48,13 +34,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("embedlog.share")
 T = TypeVar("T")
 
-REAP_SECONDS = 0.05
-"""How often a consumer looks whether members that have records are alive, if it has time for it."""
-_REAP_SHARE = 100
-"""Of the time, looking takes at most one part in so many."""
 _TURN_SECONDS = 0.01
 """A loop over records acquires as many as the program takes about so long for."""
-_NEVER_SECONDS = 86400.0
+_LONGEST_DELAY_SECONDS = 366 * 86400.0
 _CLOSE_SECONDS = 30.0
 _REFUSED = {
     *("group_id", "group_instance_id", "partition_assignment_strategy", "auto_offset_reset"),
@@ -65,15 +47,6 @@ _REFUSED = {
 
 VERDICTS = {"accept": ACCEPT, "release": RELEASE, "reject": REJECT, "renew": RENEW}
 Verdict = Literal["accept", "release", "reject", "renew"]
-CommitCallback = Callable[[dict[TopicPartition, set[int]], EmbedlogError | None], object]
-
-
-class CommitResults(dict[TopicPartition, EmbedlogError | None]):
-    """What became of acknowledgements, by partition; a task may await it."""
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self
-        yield
 
 
 class ShareConsumer(Generic[K_co, V_co]):
@@ -125,40 +98,10 @@ class ShareConsumer(Generic[K_co, V_co]):
         self._waiter = Waiter(root, self.config, self._guard)
         self._counts = ConsumerCounts()
         self._decoder = RecordDecoder(self.config, root)
-        self._callback: CommitCallback | None = None
+        self._session = ShareSession(root, group, self.config, self._decoder)
         self._topics: tuple[str, ...] = ()
-        self._start()
-        self.subscribe(topics)
-
-    def _start(self) -> None:
-        """Begin without a membership and records, at first and in a forked child."""
-        self._generation = self._root.generation
-        self._group = ShareGroup(self._root, self.group_id)
-        self._letters = LetterWriter(self._group, self._root)
-        self._member: GroupMember | None = None
-        self._unlock: weakref.finalize[Any, Any] | None = None
-        self._catalog_version = -1
-        self._missing = MissingTopics()
-        self._partitions: dict[bytes, StoredRecords] = {}
-        """In the order in which they are served."""
-        self._held: dict[tuple[Any, ...], ShareRecord] = {}
-        """Records that are acquired and not done, by topic, partition and offset."""
-        self._acknowledged: dict[tuple[Any, ...], ShareRecord] = {}
-        """Those of them whose verdicts are not committed."""
-        self._returned: dict[object, list[ShareRecord]] = {}
-        """Those that each caller got from its last call."""
-        self._taken: deque[ShareRecord] = deque()
-        """Those that were not returned yet."""
-        self._gaps: list[tuple[bytes, Acknowledgement]] = []
-        """Acquired offsets without a record."""
-        self._errors: deque[EmbedlogError] = deque()
-        """What the next calls raise."""
-        self._holders: set[int] = set()
-        self._reap_at = 0.0
-        self._due_at = inf
-        self._look_first = False
         self._chunk, self._filled_at, self._turn_ends = 1, 0.0, 0.0
-        self._unsaved_since: float | None = None
+        self.subscribe(topics)
 
     def __dir__(self) -> list[str]:
         """Return the names that completion offers."""
@@ -179,7 +122,8 @@ class ShareConsumer(Generic[K_co, V_co]):
         """Replace the subscription; topics that do not exist yet are waited for."""
         check_topics(topics)
         with self._guard:
-            self._topics, self._catalog_version = tuple(dict.fromkeys(topics)), -1
+            self._topics = tuple(dict.fromkeys(topics))
+            self._session.resubscribe()
             self._waiter.wake_tasks()
 
     def unsubscribe(self) -> None:
@@ -193,14 +137,14 @@ class ShareConsumer(Generic[K_co, V_co]):
     @property
     def acquisition_lock_timeout_ms(self) -> int:
         """How long the locks of records last, in milliseconds."""
-        return self._group.config().share_record_lock_duration_ms
+        return self._session.group.config().share_record_lock_duration_ms
 
     def set_acknowledgement_commit_callback(self, callback: CommitCallback | None) -> None:
         """Have a function called when acknowledgements were committed, or refused.
 
         It gets the offsets by partition, and None or the error.
         """
-        self._callback = callback
+        self._session.callback = callback
 
     # Acknowledging
 
@@ -229,16 +173,9 @@ class ShareConsumer(Generic[K_co, V_co]):
         if number is None or number not in VERDICTS.values():
             raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, got {verdict!r}")
         with self._guard:
-            where = record.topic, record.partition, record.offset
-            held = self._held.get(where)
-            if held is None or held._caller is None:
-                raise IllegalStateError(
-                    "This consumer does not hold the record: it was acknowledged, or never taken",
-                    topic=where[0],
-                    partition=where[1],
-                    offset=where[2],
-                )
-            if number == RENEW and not self._group.config().share_renew_acknowledge_enable:
+            session, where = self._session, (record.topic, record.partition, record.offset)
+            held = session.records.of_program(where)
+            if number == RENEW and not session.group.config().share_renew_acknowledge_enable:
                 raise IllegalStateError(
                     "Consumers of the group must not renew their locks",
                     group=self.group_id,
@@ -246,15 +183,11 @@ class ShareConsumer(Generic[K_co, V_co]):
                 )
             if isinstance(delay, Retry):
                 delay = delay.pause_seconds(held.delivery_count)
-            if not 0 <= delay <= _NEVER_SECONDS * 366:
+            if not 0 <= delay <= _LONGEST_DELAY_SECONDS:
                 raise ValueError(f"delay must be seconds, of a year at most, got {delay!r}")
-            self._judge(held, number, int(delay * 1000))
+            session.records.judge(held, number, int(delay * 1000))
             if cause is not None:
-                self._letters.causes[where] = cause
-
-    def _judge(self, record: ShareRecord, verdict: int, delay_ms: int = 0) -> None:
-        record._verdict = verdict, delay_ms
-        self._acknowledged[record[:3]] = record
+                session.letters.causes[where] = cause
 
     def commit(self) -> CommitResults:
         """Commit the acknowledgements since the last commit; a task may await the result.
@@ -268,36 +201,15 @@ class ShareConsumer(Generic[K_co, V_co]):
             ended; the others are done.
         """
         with self._guard:
-            self._check_fork()
+            session = self._current_session()
             if self._is_implicit:
-                self._accept()
-            if self._member is None:
+                session.records.end_call(is_implicit=True)
+            if session.member is None:
                 return CommitResults()
-            results, _ = self._step(0)
+            results, _ = session.step(0)
             if self._root.context.durability == "fsync":
-                self._checkpoint_after(0.0)
+                session.checkpoint_after(0.0)
             return results
-
-    def _accept(self) -> None:
-        """Accept what this caller has, in implicit mode; in explicit mode check that it did.
-
-        Raises:
-            IllegalStateError: It has not acknowledged a record, in explicit mode.
-        """
-        caller = current_caller()
-        for record in self._returned.get(caller, ()):
-            if record._verdict is None and self._held.get(record[:3]) is record:
-                if self._is_implicit:
-                    self._judge(record, ACCEPT)
-                elif record._until > self._group.uptime():
-                    raise IllegalStateError(
-                        "The record is not acknowledged, and the mode is explicit",
-                        topic=record.topic,
-                        partition=record.partition,
-                        offset=record.offset,
-                        todo="Acknowledge each record before you ask for more.",
-                    )
-        self._returned.pop(caller, None)
 
     # Taking records
 
@@ -324,7 +236,7 @@ class ShareConsumer(Generic[K_co, V_co]):
         limit = check_max_records(max_records) or self.config.max_poll_records
         with self._guard:
             self._begin_call()
-            return self._waiter.repeat(partial(self._next, limit), timeout_ms, self._due_in)
+            return self._waiter.repeat(partial(self._next, limit), timeout_ms, self._session.due_in)
 
     def __iter__(self) -> Iterator[ShareRecord]:
         """Iterate over records forever, or until none came for ``consumer_timeout_ms``.
@@ -334,11 +246,11 @@ class ShareConsumer(Generic[K_co, V_co]):
         while True:
             with self._guard:
                 self._begin_call()
-                record = self._pop()
+                record = self._next_ahead()
                 if record is None:
                     fill = partial(self._fill, self.config.max_poll_records)
-                    self._waiter.repeat(fill, self.config.consumer_timeout_ms, self._due_in)
-                    record = self._pop()
+                    self._waiter.repeat(fill, self.config.consumer_timeout_ms, self._session.due_in)
+                    record = self._next_ahead()
             if record is None:
                 return
             yield record
@@ -371,7 +283,7 @@ class ShareConsumer(Generic[K_co, V_co]):
         while True:
             if await self._wait_async(fill, timeout_ms) is None:
                 return None
-            if (record := self._pop()) is not None:
+            if (record := self._next_ahead()) is not None:
                 return record
 
     async def getmany(
@@ -398,7 +310,7 @@ class ShareConsumer(Generic[K_co, V_co]):
         if monotonic() >= self._turn_ends:
             await asyncio.sleep(0)
         try:
-            return await self._waiter.repeat_async(look, deadline, self._due_in)
+            return await self._waiter.repeat_async(look, deadline, self._session.due_in)
         finally:
             self._turn_ends = monotonic() + _TURN_SECONDS
 
@@ -412,302 +324,47 @@ class ShareConsumer(Generic[K_co, V_co]):
     def _begin_call(self) -> None:
         """Begin a call for records: the program is done with those that it has."""
         self._counts.count_poll()
-        self._check_fork()
+        session = self._current_session()
         if not self._topics:
             raise IllegalStateError(
                 "The consumer has nothing to read", todo="Subscribe to a topic."
             )
-        self._accept()
-        if self._errors:
-            raise self._errors.popleft()
+        session.records.end_call(is_implicit=self._is_implicit)
+        if session.errors:
+            raise session.errors.popleft()
 
-    def _check_fork(self) -> None:
-        if self._generation != self._root.generation:
-            self._start()
+    def _current_session(self) -> ShareSession:
+        """Return the session of this process; a forked child begins without records."""
+        session = self._session
+        if session.generation != self._root.generation:
+            self._session = ShareSession(self._root, self.group_id, self.config, self._decoder)
+            self._session.callback = session.callback
+        return self._session
 
-    def _pop(self) -> ShareRecord | None:
-        """Return a record that was acquired ahead, whose lock has not ended."""
-        while self._taken:
-            record = self._taken.popleft()
-            if record._until > self._group.uptime():
-                return self._given(record)
-            del self._held[record[:3]]
-        return None
-
-    def _given(self, record: ShareRecord) -> ShareRecord:
-        """Note that this caller gets a record."""
-        record._caller = caller = current_caller()
-        self._returned.setdefault(caller, []).append(record)
-        return record
+    def _next_ahead(self) -> ShareRecord | None:
+        return self._session.records.next()
 
     def _fill(self, limit: int) -> bool | None:
         """Acquire records ahead: as many as the program takes a few milliseconds for."""
-        if not self._taken:
-            # The time since the last call is what the program took for as many records.
-            share = _TURN_SECONDS / max(monotonic() - self._filled_at, _TURN_SECONDS / 2)
-            self._chunk = min(max(int(self._chunk * share), 1), limit)
-            try:
-                self._taken.extend(self._acquired(self._chunk))
-            finally:
-                self._filled_at = monotonic()
-        return bool(self._taken) or None
+        if self._session.records.has_ahead:
+            return True
+        # The time since the last call is what the program took for as many records.
+        share = _TURN_SECONDS / max(monotonic() - self._filled_at, _TURN_SECONDS / 2)
+        self._chunk = min(max(int(self._chunk * share), 1), limit)
+        try:
+            return (
+                self._session.records.keep_ahead(self._session.acquire(self._topics, self._chunk))
+                or None
+            )
+        finally:
+            self._filled_at = monotonic()
 
     def _next(self, limit: int) -> list[ShareRecord]:
         records: list[ShareRecord] = []
-        while len(records) < limit and (record := self._pop()) is not None:
+        while len(records) < limit and (record := self._next_ahead()) is not None:
             records.append(record)
-        return records or [self._given(record) for record in self._acquired(limit)]
-
-    def _acquired(self, limit: int) -> list[ShareRecord]:
-        """Commit acknowledgements, and return records: those that were renewed, or else others."""
-        self._follow()
-        caller = current_caller()
-        renewed = [
-            each
-            for each in self._acknowledged.values()
-            if each._caller == caller and each._verdict and each._verdict[0] == RENEW
-        ]
-        if renewed:
-            self._step(0)
-            if renewed := [each for each in renewed if self._held.get(each[:3]) is each]:
-                return renewed
-        while True:
-            _, outcome = self._step(limit)
-            records = self._read(outcome) if outcome is not None else []
-            if self._errors and not records:
-                raise self._errors.popleft()
-            is_useless = any(gap.verdict == GAP for _, gap in self._gaps)
-            must_reap = bool(self._holders) and monotonic() >= self._reap_at
-            if records or not (is_useless or must_reap):
-                return records
-
-    # Steps
-
-    def _follow(self) -> None:
-        """Join the group, and begin in new partitions of the topics."""
-        self._checkpoint_after(CHECKPOINT_SECONDS)
-        version = self._root.context.catalog.version()
-        if self._member is None:
-            self._root.context.check_writable()
-            self._group.remove_dead_members()
-            self._member = member = self._group.join(self._topics, self.config.client_id)
-            self._unlock = weakref.finalize(self, member.unlock)
-            self._catalog_version = -1
-        if version == self._catalog_version:
-            return
-        if set(self._topics) != set(self._member.info.topics):
-            self._member.resubscribe(self._topics)
-        topics = [info for name, info in self._root.topics().items() if name in self._topics]
-        self._missing.report(set(self._topics) - {info.name for info in topics})
-        keys = {info.key(each): info for info in topics for each in range(info.partitions)}
-        if keys.keys() != self._partitions.keys():
-            self._group.begin(topics)
-            self._letters.prepare(topics)
-            size, before = self.config.max_partition_fetch_bytes, self._partitions
-            self._partitions = {
-                key: before.get(key)
-                or StoredRecords(self._root.partition(info.name, number), self._decoder, size)
-                for info in topics
-                for number in range(info.partitions)
-                for key in [info.key(number)]
-            }
-        self._catalog_version = version
-
-    def _step(self, limit: int) -> tuple[CommitResults, StepOutcome | None]:
-        """Take one step of the group: acknowledge, and acquire."""
-        member = self._member
-        assert member is not None
-        acknowledgements, sent = self._acknowledgements()
-        try:
-            outcome = self._group.take_step(
-                member,
-                list(self._partitions),
-                acknowledgements,
-                limit,
-                self._find_dead(member),
-                look_first=self._look_first and not acknowledgements,
-            )
-        except UnknownMemberIdError as error:
-            _log.warning("%s; the consumer joins the group again", error)
-            return self._lose_membership(sent), None
-        except BaseException:
-            # The next step commits them.
-            self._acknowledged = {record[:3]: record for record in sent}
-            raise
-        if outcome.rows:
-            self._unsaved_since = self._unsaved_since or monotonic()
-        self._look_first = limit > 0 and not outcome.acquired
-        self._holders, self._gaps = outcome.holders, []
-        wait_ms = inf if outcome.due_ms is None else outcome.due_ms - self._group.uptime()
-        self._due_at = monotonic() + max(wait_ms, 0) / 1000
-        for key in outcome.missing:
-            self._partitions.pop(key, None)
-            self._catalog_version = -1
-        results = self._finish(sent, outcome)
-        if outcome.archiving:
-            self._letters.write(outcome.archiving, self._partitions)
-        self._letters.causes.clear()
-        return results, outcome
-
-    def _acknowledgements(self) -> tuple[dict[bytes, list[Acknowledgement]], list[ShareRecord]]:
-        """Return what was acknowledged since the last step, in ranges, and its records."""
-        sent, self._acknowledged = sorted(self._acknowledged.values()), {}
-        found: dict[bytes, list[Acknowledgement]] = {}
-        for key, gap in self._gaps:
-            found.setdefault(key, []).append(gap)
-        for (key, verdict), group in groupby(sent, lambda each: (each._key, each._verdict)):
-            assert verdict is not None
-            for record in group:
-                ranges = found.setdefault(key, [])
-                if ranges and (ranges[-1].stop, *ranges[-1][2:]) == (record.offset, *verdict):
-                    ranges[-1] = ranges[-1]._replace(stop=record._stop)
-                else:
-                    ranges.append(Acknowledgement(record.offset, record._stop, *verdict))
-        return found, sent
-
-    def _finish(self, sent: list[ShareRecord], outcome: StepOutcome) -> CommitResults:
-        """Forget what is done, and report what was refused."""
-        refused: dict[bytes, list[tuple[int, int]]] = {}
-        for key, first, stop in outcome.refused:
-            refused.setdefault(key, []).append((first, stop))
-        done: dict[TopicPartition, set[int]] = {}
-        late: dict[TopicPartition, list[int]] = {}
-        results = CommitResults()
-        deleted = {record.topic_partition for record in sent if record._key in outcome.missing}
-        for record in sent:
-            partition = record.topic_partition
-            offset, ranges = record.offset, refused.get(record._key, ())
-            results.setdefault(partition)
-            if any(first <= offset < stop for first, stop in ranges):
-                late.setdefault(partition, []).append(offset)
-            else:
-                done.setdefault(partition, set()).add(offset)
-                if record._verdict is not None and record._verdict[0] == RENEW:
-                    record._verdict, record._until = None, outcome.renewed_until
-                    continue
-            if self._held.get(record[:3]) is record:
-                del self._held[record[:3]]
-        for partition, offsets in late.items():
-            error: EmbedlogError = InvalidRecordStateError(
-                f"The locks of {plural(len(offsets), 'record')} had ended when they were "
-                "acknowledged",
-                topic=partition.topic,
-                partition=partition.partition,
-                group=self.group_id,
-                offset=offsets[0],
-                offsets=tuple(offsets),
-                todo="Another consumer gets them, or has got them. Take fewer records at a time, "
-                "renew their locks, or raise share.record.lock.duration.ms of the group.",
-            )
-            if partition in deleted:
-                error = UnknownTopicOrPartitionError(
-                    "The topic of acknowledged records was deleted", **partition._asdict()
-                )
-            results[partition] = error
-            _log.warning("%s", error)
-            if self._callback is not None:
-                self._callback({partition: set(offsets)}, error)
-        if done and self._callback is not None:
-            self._callback(done, None)
-        return results
-
-    def _lose_membership(self, sent: list[ShareRecord]) -> CommitResults:
-        """Forget all records: others have them."""
-        outcome = StepOutcome()
-        outcome.refused = [(record._key, record.offset, record._stop) for record in sent]
-        results = self._finish(sent, outcome)
-        member, self._member = self._member, None
-        if member is not None:
-            member.unlock()
-        self._held.clear()
-        self._acknowledged.clear()
-        self._taken.clear()
-        self._gaps, self._due_at = [], 0.0
-        return results
-
-    def _find_dead(self, member: GroupMember) -> set[int]:
-        """Return members that died with records, as far as it is time to look."""
-        began = monotonic()
-        if began < self._reap_at or not self._holders:
-            return set()
-        dead = self._group.find_dead(self._holders)
-        if dead:
-            self._group.remove_dead_members(exclude=member.id)
-        self._forget_ended()
-        self._reap_at = monotonic() + max(REAP_SECONDS, _REAP_SHARE * (monotonic() - began))
-        return dead
-
-    def _forget_ended(self) -> None:
-        """Forget records whose locks have ended, and that no task can acknowledge any more."""
-        now = self._group.uptime()
-        ended = [caller for caller in self._returned if getattr(caller, "done", bool)()]
-        for caller in ended:
-            for record in self._returned[caller]:
-                if record._until <= now and self._held.get(record[:3]) is record:
-                    del self._held[record[:3]]
-            if not any(self._held.get(each[:3]) is each for each in self._returned[caller]):
-                del self._returned[caller]
-
-    def _due_in(self) -> float:
-        """Return after how many seconds to look again, if nothing happens before."""
-        due = min(self._due_at, self._letters.due_at)
-        if self._holders:
-            due = min(due, self._reap_at)
-        if self._unsaved_since is not None:
-            due = min(due, self._unsaved_since + CHECKPOINT_SECONDS)
-        return max(min(due - monotonic(), _NEVER_SECONDS), 0.0)
-
-    def _checkpoint_after(self, seconds: float) -> None:
-        since = self._unsaved_since
-        if since is not None and monotonic() - since >= seconds:
-            self._unsaved_since = None
-            self._group.checkpoint(always=True)
-
-    # Reading
-
-    def _read(self, outcome: StepOutcome) -> list[ShareRecord]:
-        """Read what was acquired; note the offsets without records."""
-        records: list[ShareRecord] = []
-        for key, acquired in outcome.acquired:
-            stored = self._partitions[key]
-            # Served last the next time.
-            self._partitions[key] = self._partitions.pop(key)
-            try:
-                found, following = stored.read(acquired.first, acquired.stop)
-            except CorruptBatchError as error:
-                self._errors.append(error)
-                self._gaps.append((key, Acknowledgement(*acquired[:2], RELEASE)))
-                continue
-            except UnknownTopicOrPartitionError:
-                continue  # It was deleted just now.
-            first = found[0].offset if found else following
-            if first > acquired.first:
-                self._gaps.append((key, Acknowledgement(acquired.first, first, GAP)))
-            if following < acquired.stop:
-                # The rest is damaged, or the log was truncated: the next call finds out.
-                unread = Acknowledgement(following, acquired.stop, RETURN)
-                self._gaps.append((key, unread))
-                acquired = acquired._replace(stop=following)
-            records += self._deserialized(stored, found, key, acquired)
-        return records
-
-    def _deserialized(
-        self, stored: StoredRecords, found: list[Record], key: bytes, acquired: RecordRange
-    ) -> Iterator[ShareRecord]:
-        stops = [record.offset for record in found[1:]] + [acquired.stop] * bool(found)
-        each = self._decoder.deserialize(stored.partition, found)
-        for (_, record, error), stop in zip(each, stops, strict=True):
-            shared = share_record(record, acquired.delivery_count)
-            shared._until, shared._key, shared._stop = acquired.until, key, stop
-            self._held[record[:3]] = shared
-            if error is None:
-                yield shared
-            else:
-                # Unless the program says otherwise.
-                shared._caller = error
-                self._judge(shared, RELEASE)
-                self._letters.causes[record[:3]] = error
-                self._errors.append(error)
+        give = self._session.records.give
+        return records or [give(each) for each in self._session.acquire(self._topics, limit)]
 
     # Metrics
 
@@ -741,29 +398,14 @@ class ShareConsumer(Generic[K_co, V_co]):
         if not self._guard.acquire_to_close(0):
             self._waiter.wake_all()
             if not self._guard.acquire_to_close(seconds):
-                if self._member is not None:
-                    self._member.unlock()  # Others get its records.
+                self._session.unlock()  # Others get its records.
                 return
         try:
-            self._leave()
+            self._session.leave()
         finally:
-            self._letters.close()
+            self._session.letters.close()
             self._waiter.leave_page()
             self._guard.release_closed()
-
-    def _leave(self) -> None:
-        member = self._member
-        if member is None or self._generation != self._root.generation:
-            return
-        for record in self._held.values():
-            if record._verdict is None or record._verdict[0] == RENEW:
-                self._judge(record, RETURN if record._caller is None else RELEASE)
-        try:
-            self._step(0)
-        finally:
-            self._member = None
-            member.leave()
-            self._checkpoint_after(0.0)
 
     async def aclose(self, autocommit: bool = True) -> None:
         """Do as `close`; for tasks."""

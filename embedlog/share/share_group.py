@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from embedlog import catalog, kv
@@ -27,7 +28,7 @@ from embedlog.groups.membership import SHARE, Membership
 from embedlog.groups.offsets import COMMITTED, PendingOffsetsError
 from embedlog.groups.share_state import ACQUIRED, ARCHIVING, AVAILABLE, RecordRange, ShareState
 from embedlog.partition import tail
-from embedlog.partition.tail import Tail, ends_of, peek_tail
+from embedlog.partition.tail import TAILS, Tail, ends_of, peek_tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 from embedlog.times import milliseconds
@@ -54,6 +55,8 @@ class StepOutcome:
 
     def __init__(self) -> None:
         self.acquired: list[tuple[bytes, RecordRange]] = []
+        self.epochs: dict[bytes, int] = {}
+        """The leader epochs of their partitions."""
         self.refused: list[tuple[bytes, int, int]] = []
         """Offsets that were acknowledged too late."""
         self.renewed_until = 0
@@ -69,6 +72,15 @@ class StepOutcome:
         self.rows: dict[bytes, bytes] = {}
         self.frees = False
         """Whether waiting members may get records."""
+
+
+class _Row(NamedTuple):
+    """A row of a committed offset, and what is in it."""
+
+    row: bytes
+    start: int
+    ranges: list[RecordRange]
+    epoch: int | None
 
 
 class ShareGroup(Group):
@@ -89,6 +101,10 @@ class ShareGroup(Group):
         super().__init__(root.context, name, tail.ends, uptime)
         self._root = root
         self._config, self._config_version = ShareGroupConfig(), -1
+        self._rows: dict[bytes, _Row] = {}
+        """The rows of partitions that were read or made last: most are as this member left them."""
+        self._tails: dict[bytes, tuple[bytes, Tail]] = {}
+        """Likewise, with their rows."""
 
     def config(self) -> ShareGroupConfig:
         """Return the settings of the group; from memory while nothing has changed."""
@@ -142,7 +158,7 @@ class ShareGroup(Group):
                 first, end = self._ends_of(at)
                 if not group.came_later(TopicPartition(logs[key].topic, logs[key].partition)):
                     first = starts.get(key, end if reset == "latest" else first)
-                rows[key] = self._pack(ShareState(first), at)
+                rows[key] = self._pack(key, ShareState(first), at)
             offsets.put(txn, self.key, rows)
 
         self.update(step)
@@ -150,9 +166,11 @@ class ShareGroup(Group):
             # After a power cut it must not begin at a later end.
             self.checkpoint(always=True)
 
-    def _pack(self, state: ShareState, at: Tail) -> bytes:
+    def _pack(self, key: bytes, state: ShareState, at: Tail) -> bytes:
         position = OffsetAndMetadata(state.start, state.metadata, at.leader_epoch)
-        return offsets.pack(position, self.context.clock())
+        row = offsets.pack(position, self.context.clock())
+        self._rows[key] = _Row(row, state.start, state.ranges, at.leader_epoch)
+        return row
 
     def find_dead(self, members: Collection[int]) -> set[int]:
         """Return which of these members do not hold the locks of their files any more."""
@@ -250,10 +268,12 @@ class ShareGroup(Group):
                 )
                 outcome.acquired += [(key, each) for each in taken]
                 limit -= sum(each.stop - each.first for each in taken)
-                if taken and state.is_last_delivery(taken[-1]):
-                    limit = 0
+                if taken:
+                    outcome.epochs[key] = at.leader_epoch
+                    if state.is_last_delivery(taken[-1]):
+                        limit = 0
             if (state.start, state.ranges) != before:
-                outcome.rows[key] = self._pack(state, at)
+                outcome.rows[key] = self._pack(key, state, at)
             _note_waiting(outcome, key, state, number, now)
         return outcome
 
@@ -261,13 +281,21 @@ class ShareGroup(Group):
         self, txn: kv.Txn, key: bytes
     ) -> tuple[ShareState, Tail, tuple[int, list[RecordRange]]] | None:
         """Return the state of a partition, its tail, and what is stored; None without a state."""
-        committed, at = COMMITTED.get(txn, self.key, key), peek_tail(txn, key)
-        if committed is None or at is None:
+        name, tail_name = COMMITTED.key(self.key, key), TAILS.key(key)
+        row, tail_row = txn.get(name), txn.get(tail_name)
+        if row is None or tail_row is None:
             return None
-        offset, metadata, epoch = committed.position
+        known = self._rows.get(key)
+        if known is None or known.row != row:
+            offset, metadata, epoch = COMMITTED.load(name, row).position
+            known = self._rows[key] = _Row(row, offset, ShareState(offset, metadata).ranges, epoch)
+        seen = self._tails.get(key)
+        if seen is None or seen[0] != tail_row:
+            seen = self._tails[key] = tail_row, TAILS.load(tail_name, tail_row)
+        (_, start, ranges, epoch), at = known, seen[1]
         config = self.config()
         letters = config.errors_deadletterqueue_topic_name is not None
-        state = ShareState(offset, metadata, config.share_delivery_count_limit, letters)
+        state = ShareState(start, ranges, config.share_delivery_count_limit, letters)
         before = state.start, state.ranges
         if epoch is not None and epoch != at.leader_epoch:
             # The log was truncated where the next epoch begins: there are other records now.
@@ -324,7 +352,7 @@ class ShareGroup(Group):
                 raise CommitFailedError(
                     "Another member has written the dead letters", group=self.name
                 )
-            archived[key] = self._pack(found[0], found[1])
+            archived[key] = self._pack(key, found[0], found[1])
         return archived
 
     def settled(self, write: Callable[[], T]) -> T:
@@ -353,7 +381,12 @@ def to_archive(ranges: Sequence[tuple[bytes, RecordRange]]) -> dict[bytes, bytes
 
 def member_number(member: GroupMember) -> int:
     """Return the number of a member in states, which names its lock file."""
-    return int(member.info.lock.removeprefix(LOCKS), 16)
+    return _number(member.info.lock)
+
+
+@lru_cache
+def _number(lock: str) -> int:
+    return int(lock.removeprefix(LOCKS), 16)
 
 
 def _note_waiting(

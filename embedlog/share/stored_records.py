@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from copy import copy
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
@@ -71,14 +70,18 @@ class StoredRecords:
         self._decoded: dict[int, Any] = {}
         """The rows of batches by base offset, those used last at the end."""
 
-    def read(self, first: int, stop: int) -> tuple[list[Record], int]:
+    def read(self, first: int, stop: int, epoch: int) -> tuple[list[Record], int]:
         """Return the records between two offsets, and the offset of the next one, or below it.
+
+        Args:
+            first: The first offset.
+            stop: The offset after the last one.
+            epoch: The leader epoch of the partition.
 
         Raises:
             CorruptBatchError: The first batch is damaged.
             UnknownTopicOrPartitionError: The topic was deleted.
         """
-        epoch = self.log.tail().leader_epoch
         if epoch != self._epoch:
             # There may be other records since.
             self._epoch, self._reader, self._batches, self._decoded = epoch, None, [], {}
@@ -104,8 +107,7 @@ class StoredRecords:
             rows = self._rows_of(batch)
             low, high = (bisect_left(rows.offsets, each) for each in (offset, stop))
             if low < high:
-                columns = copy(rows)
-                columns.keep(slice(low, high))
+                columns = rows.part(slice(low, high))
                 values = iter(columns.values)
                 records += RecordRun.make_records(columns, values, self.partition, batch)
             offset = batch.next_offset if high == len(rows.offsets) else rows.offsets[high]

@@ -138,7 +138,7 @@ class ShareModel(RuleBasedStateMachine):
 
     def player(self, number: int) -> ShareConsumer[Any, Any]:
         player = self.players[number % len(self.players)]
-        player._reap_at = 0.0  # It looks for dead members each time.
+        player._session._reap_at = 0.0  # It looks for dead members each time.
         return player
 
     # The log
@@ -203,8 +203,8 @@ class ShareModel(RuleBasedStateMachine):
         """Its lock is free, and nothing else happens until another member looks."""
         player = self.player(number)
         self.players.remove(player)
-        if player._member is not None:
-            player._member.unlock()
+        if player._session.member is not None:
+            player._session.unlock()
             self.dead.add(player)
 
     @rule(number=which)
@@ -248,7 +248,7 @@ class ShareModel(RuleBasedStateMachine):
         self._commit(player, chosen, delay)
 
     def _commit(self, player: ShareConsumer[Any, Any], chosen: list[str], delay: int) -> None:
-        records = sorted(player._held.values())
+        records = sorted(player._session.records._held.values())
         sent, late = [], set()
         starts = {number: self._log(number).start_offset() for number in range(PARTITIONS)}
         for index, record in enumerate(records):
@@ -295,7 +295,7 @@ class ShareModel(RuleBasedStateMachine):
         records = player.poll(0, limit)
         if not records:
             # The first look may have found who holds records, the second frees those of the dead.
-            player._reap_at = 0.0
+            player._session._reap_at = 0.0
             records = player.poll(0, limit)
         self._check_delivered(player, records, limit)
         return [record[1:3] for record in records]
@@ -343,7 +343,7 @@ class ShareModel(RuleBasedStateMachine):
     def cut_the_power(self) -> None:
         """The group goes back, to its last checkpoint at most, and never forward."""
         for player in self.players:
-            player._unlock = None
+            player._session._unlock = None
         before, saved = self.expected, self.checkpointed
         abandon(self.root)
         Machine.boot += 1
@@ -420,7 +420,7 @@ class ShareModel(RuleBasedStateMachine):
                     self.expected.free(where)
         for _ in range(200):
             MovedUptime.ms += 500
-            player._reap_at = 0.0
+            player._session._reap_at = 0.0
             if not self._poll(player, 50, ["accept"]) and not self.expected.holds:
                 break
         MovedUptime.ms += 5 * LOCK_MS

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 import pytest
 
-VERSION = "4.1.0"
+VERSION = "4.4.0"
 JARS = Path(gettempdir()) / f"embedlog-tests-kafka-{VERSION}"
 """Kafka and what it needs, 100 MB; they are fetched once."""
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -41,10 +41,27 @@ offsets.topic.num.partitions=4
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+group.share.min.record.lock.duration.ms=1000
+group.share.min.heartbeat.interval.ms=200
+group.share.heartbeat.interval.ms=200
+group.share.min.assignment.interval.ms=0
+group.share.assignment.interval.ms=0
 log.cleaner.dedupe.buffer.size=8388608
 log.cleaner.backoff.ms=200
 log.retention.ms=-1
 """
+
+
+def java_command() -> list[str]:
+    """Return the command that runs a Java program with Kafka on its class path, or skip the test.
+
+    The program does not outlive this process.
+    """
+    java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{_jars()}/*"]
+    return ["setpriv", "--pdeathsig", "KILL", *java] if shutil.which("setpriv") else java
 
 
 def _jars() -> Path:
@@ -82,10 +99,7 @@ class KafkaBroker:
     """
 
     def __init__(self, directory: Path, seconds: float) -> None:
-        self._java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{_jars()}/*"]
-        if shutil.which("setpriv"):
-            # It must not outlive the tests, however they end.
-            self._java = ["setpriv", "--pdeathsig", "KILL", *self._java]
+        self._java = java_command()
         self._directory, self._seconds = directory, seconds
         self._port, controller = _free_ports(2)
         self.address = f"127.0.0.1:{self._port}"
