@@ -12,6 +12,7 @@ from support.clock import START, ManualClock
 from support.faulty_files import REBOOTED
 from support.roots import encoded, open_root
 from support.staged_files import publish, stage
+from support.tiers import choose
 
 import embedlog
 from embedlog.consumer.open_group import open_group
@@ -352,7 +353,7 @@ def test_an_application_continues_in_a_restored_log(tmp_path):
     thread = threading.Thread(target=work)
     thread.start()
     logs = []
-    while len(logs) < 12 or versions[0] < 100:
+    while len(logs) < choose(quick=4, all=12) or versions[0] < choose(quick=30, all=100):
         target = tmp_path / f"backup{len(logs)}"
         target.mkdir()
         backup.back_up(root, plain_files(str(target), writable=True))

@@ -579,7 +579,7 @@ def text_topics(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["bytes", "str"])
 @given(lines=st.lists(LINE, max_size=4))
-@settings(max_examples=choose(test=200, all=3000), deadline=None)
+@settings(max_examples=choose(test=80, all=3000), deadline=None)
 def test_lines_are_read_as_one_by_one(text_topics, name, lines):
     """What pyarrow reads of many lines, and what it leaves to Python, with the same errors."""
     data = "\n".join(lines).encode("latin-1")
