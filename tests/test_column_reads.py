@@ -58,7 +58,7 @@ def expected(partitions=(0, 1)):
 
 @pytest.mark.parametrize(
     ("segment_bytes", "codec"),
-    sample([*product([1 << 30, 1 << 20], ["none", "lz4", "zstd"])], 2),
+    sample([*product([1 << 20, 1 << 30], ["zstd", "lz4", "none"])], 1),
 )
 def test_rows_come_in_order_from_large_batches(tmp_path, codec, segment_bytes):
     """All columns, and some of them, of active and of sealed segments."""

@@ -1331,6 +1331,7 @@ def test_patch_reaches_what_was_imported_from_confluent_kafka_before(tmp_path):
     assert output == ["0", "t", "t", "True embedlog.kafka.confluent.consumer", "True"]
 
 
+@pytest.mark.tier("all")
 def test_patch_needs_none_of_the_libraries_of_the_registry(tmp_path):
     """The extra `[confluent-kafka]` does not install them."""
     pytest.importorskip("confluent_kafka")

@@ -234,7 +234,7 @@ def test_the_page_about_testing_is_right(pytester):
     result.assert_outcomes(passed=4)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_example_passes_its_tests(pytester):
     """A service that uses kafka-python runs unchanged, on a log."""
     for path in (EXAMPLES / "invoices").glob("*.py"):

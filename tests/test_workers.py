@@ -733,7 +733,8 @@ def test_a_failure_is_reported_although_another_handler_hangs(log, monkeypatch, 
     assert committed(log) == [1, 6]
 
 
-@pytest.mark.parametrize("is_async", few(False, True))
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_process_that_hangs_loses_its_partitions(log, notes, is_async):
     """E36: after max_poll_interval_ms without a handler that returns, and as long again."""
 
@@ -757,6 +758,7 @@ def test_a_process_that_hangs_loses_its_partitions(log, notes, is_async):
     assert committed(log) == [20, 20]
 
 
+@pytest.mark.tier("all")
 def test_restarts_are_counted_within_a_window(log, notes):
     """After a quiet time a process may die again."""
 

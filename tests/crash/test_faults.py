@@ -142,6 +142,7 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
     assert room[0] < 12 and max(room) > 20
 
 
+@pytest.mark.tier("all")
 def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
     """P10, P11: as the kernel shows it, a short write and then ENOSPC, to the byte."""
     cases = [full_disk.FreeSpace(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]

@@ -125,6 +125,7 @@ def test_a_log_is_opened_on_a_full_disk_or_that_is_an_error_and_no_death(directo
         assert not forks.call(lambda: _error_of_opening(root))
 
 
+@pytest.mark.tier("all")
 def test_a_log_of_root_goes_on_where_blocks_are_reserved_for_root(directory: Path) -> None:
     """P10: none are free for other users; appends went into the reserved ones until no more did."""
     with full_disk.ext4_disk(directory / "ext4", reserved_percent=20) as disk:

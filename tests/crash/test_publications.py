@@ -259,7 +259,7 @@ def test_after_a_power_cut_a_publication_is_there_in_all_partitions_or_in_none(
     directory: Path, durability: str
 ) -> None:
     """P4: at every cut.  P5: without flushes a prefix of each, and a repetition loses nothing."""
-    limit = choose(test=15, all=100)
+    limit = choose(test=8, all=100)
     assert check_power_cuts(directory, durability, limit) >= 0.8 * limit
 
 
