@@ -282,6 +282,7 @@ def test_a_clone_copies_where_it_cannot_share(log, tmp_path, clock, monkeypatch)
     check_equal(tmp_path / "clone", log, clock)
 
 
+@pytest.mark.tier("all")
 def test_a_log_over_several_directories_becomes_one_in_one(tmp_path, clock):
     """By a backup and as a clone; its snapshots are read from the leaders' directories."""
     paths = [tmp_path / name for name in "abc"]

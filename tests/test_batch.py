@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import random_columns
 from support.hostile_batches import with_right_checksums, with_shifted_buffer
-from support.tiers import choose
+from support.tiers import choose, sample
 
 from embedlog import batch
 from embedlog.batch import decode_rows, messages, wire
@@ -548,7 +548,7 @@ def test_an_excessive_raw_length_is_refused_before_it_is_allocated(compression, 
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("compression", sample([*COMPRESSIONS], 2))
 def test_no_change_with_recomputed_crcs_crashes_a_reader(compression):
     """P22: the result is a typed error, or other records."""
     rng = random.Random(20)

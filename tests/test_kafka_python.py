@@ -932,7 +932,7 @@ def modules():
 """
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_patch_leaves_the_modules_as_they_were(tmp_path):
     """Also those that a program imports meanwhile, such as confluent_kafka's asyncio clients."""
     pytest.importorskip("confluent_kafka.aio")

@@ -496,6 +496,7 @@ with embedlog.open(sys.argv[1]) as log:
 """
 
 
+@pytest.mark.tier("all")
 def test_without_polars_the_error_says_what_to_install(tmp_path):
     """And nothing else of embedlog needs it."""
     run_python("-c", WITHOUT_POLARS, tmp_path / "log")

@@ -156,7 +156,7 @@ def test_the_fixtures_are_there_without_an_import(pytester):
     result.assert_outcomes(passed=2)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_a_log_may_last_for_a_session(pytester):
     """Fixtures of a session may use it, and every fixture is about the same log."""
     pytester.makeini("[pytest]\nembedlog_scope = session")

@@ -340,7 +340,13 @@ def own(directory: Path, faults: RootFaults) -> Path:
     return path
 
 
-BOTH = pytest.mark.parametrize("faults", [MIRRORS, MERGES], ids=["copies", "merges"])
+BOTH = pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(MIRRORS, id="copies"),
+        pytest.param(MERGES, id="merges", marks=pytest.mark.tier("all")),
+    ],
+)
 
 
 @BOTH

@@ -87,7 +87,11 @@ def test_a_directory_that_a_power_cut_lost_is_flushed_with_the_first_file_in_it(
             id="an append after a gap that a truncation left",
             marks=pytest.mark.tier("all"),
         ),
-        pytest.param(Cut(1_000_010, 25, 0.0), id="a close after the writer of a partition died"),
+        pytest.param(
+            Cut(1_000_010, 25, 0.0),
+            id="a close after the writer of a partition died",
+            marks=pytest.mark.tier("all"),
+        ),
     ],
 )
 def test_what_is_not_promised_is_not_demanded(cut):

@@ -221,20 +221,14 @@ def test_a_fork_at_any_line_of_another_thread_disturbs_neither_side(
     assert reached > len(cases) / 2
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        # Each starts Python several times, and pandas takes a second to import.
-        pytest.param(program, marks=[pytest.mark.tier("all")] if program != "send-read" else [])
-        for program in fork_in_first_use.PROGRAMS
-    ],
-)
+@pytest.mark.tier("all")  # it starts Python several times
+@pytest.mark.parametrize("program", fork_in_first_use.PROGRAMS)
 def test_a_fork_in_the_first_use_of_a_library_disturbs_neither_side(
     tmp_path: Path, program: str
 ) -> None:
     """P18: while another thread imports pyarrow or what it needs, in a fresh process."""
     imports = fork_in_first_use.count_imports(tmp_path, program)
-    moments = range(0, imports, -(-imports // choose(test=2, all=20)))
+    moments = range(0, imports, -(-imports // 20))
     for moment in moments:
         fork_in_first_use.check(tmp_path / str(moment), program, moment)
     tell(f"{len(moments)} forks in {imports} imports of {program}")

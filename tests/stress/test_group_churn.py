@@ -408,6 +408,7 @@ def test_the_check_finds_what_is_wrong(monkeypatch, plant):
         churn(Churn(seconds=10, strategy="range"))
 
 
+@pytest.mark.tier("all")
 def test_eight_groups_of_eight_members_do_not_disturb_each_other():
     """M17: in threads and processes; each group reads everything, once."""
     with scratch_directory() as directory:
