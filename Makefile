@@ -128,7 +128,7 @@ option-types: .venv/.dev
 # The site, into site/; a warning or a broken link fails it.
 # Its pages must print what they say.
 docs: .venv/.dev .venv/.docs
-	$(PYTEST) --tier=test -q tests/test_docs.py tests/test_tutorial.py tests/test_cookbook.py
+	$(PYTEST) --tier=all -q tests/test_docs.py tests/test_tutorial.py tests/test_cookbook.py
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
 demo: .venv/.demo jar

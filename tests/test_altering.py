@@ -10,6 +10,7 @@ from support.children import in_child
 from support.clock import START
 from support.patience import patient
 from support.roots import encoded, fill, values
+from support.tiers import sample
 
 import embedlog
 from embedlog import index
@@ -412,7 +413,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("setting", CHECKS)
+@pytest.mark.parametrize("setting", sample([*CHECKS], 12))
 def test_an_altered_setting_holds_from_the_next_call_on(log, clock, setting):
     """Without a reopen: the new value is applied at once."""
     CHECKS[setting](log, clock)

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import lmdb
@@ -22,6 +23,7 @@ from support import forks
 from support.clock import START, ManualClock
 from support.patience import patient
 from support.roots import encoded, segment_files, values
+from support.tiers import choose, sample
 
 import embedlog
 from embedlog import errors
@@ -176,8 +178,7 @@ def test_a_damaged_format_file_is_refused(path, text):
 
 
 @needs_root
-@pytest.mark.parametrize("mode", ["rw", "r"])
-@pytest.mark.parametrize("directories", [1, 2])
+@pytest.mark.parametrize(("directories", "mode"), sample([*product([1, 2], ["rw", "r"])], 2))
 def test_permission_denied_is_a_storage_error(public, mode, directories):
     """Another user's log: the error has the errno and the path, and is no bare OSError."""
     path = public / "private" / "log"
@@ -318,7 +319,7 @@ def test_closing_under_another_thread_raises_closed_error_there(path, operation)
         except BaseException as error:  # noqa: BLE001 - the test checks its type
             raised.append(error)
 
-    for _ in range(8):
+    for _ in range(choose(quick=3, all=8)):
         log = embedlog.open(path)
         log.create_topic("t", exist_ok=True)
         partition = log.partition("t", 0)
@@ -473,7 +474,9 @@ def append_in_child(log, number):
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", choose(test=["fork", "spawn"], all=["fork", "spawn", "forkserver"])
+)
 def test_children_append_and_the_parent_goes_on(log, method):
     """With every start method: a forked child reopens by itself, others unpickle the log."""
     context = multiprocessing.get_context(method)

@@ -17,6 +17,7 @@ from support.cancellation import (
     public_async_methods,
 )
 from support.mutants import Change
+from support.tiers import sample
 
 import embedlog
 from embedlog.api.transaction_block import Transaction
@@ -238,7 +239,7 @@ async def log_block(world, plan: Cancelling):
     assert world.values() in ([b"last"], [])
 
 
-@pytest.mark.parametrize("method", CASES.once())
+@pytest.mark.parametrize("method", sample(CASES.once(), 6))
 def test_a_task_may_be_cancelled_at_every_await(method, tmp_path):
     """E28, G28, G29: consumer and producer stay usable, and nothing is lost or doubled."""
     assert CASES.run(method, tmp_path)

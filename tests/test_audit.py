@@ -8,11 +8,13 @@ import shutil
 import signal
 from contextlib import suppress
 from functools import partial
+from itertools import product
 
 import pyarrow as pa
 import pytest
 from support import forks
 from support.audit_faults import double, lose
+from support.tiers import sample
 
 import embedlog
 from embedlog import TopicPartition
@@ -860,9 +862,19 @@ def test_what_a_mirror_has_not_copied_yet_is_no_loss(log, tmp_path):
     assert result.differences == []
 
 
-@pytest.mark.parametrize("merge", [False, True], ids=["copies", "merges"])
-@pytest.mark.parametrize("how", ["lost at its end", "lost inside", "deleted"])
-@pytest.mark.parametrize("settings", [{}, {"message.timestamp.type": "LogAppendTime"}], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "how", "merge"),
+    sample(
+        [
+            *product(
+                [{}, {"message.timestamp.type": "LogAppendTime"}],
+                ["lost at its end", "lost inside", "deleted"],
+                [False, True],
+            )
+        ],
+        5,
+    ),
+)
 def test_the_audit_of_a_copy_names_what_it_lost(log, tmp_path, merge, how, settings):
     """What a mirror wrote is compared with what is there: in each run, and beside producers."""
     log.alter_topic("t", settings)

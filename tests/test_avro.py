@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.patience import patient
 from support.roots import healthy_log
+from support.tiers import sample
 
 import embedlog
 import embedlog.kafka
@@ -698,7 +699,7 @@ consumer.close()
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", sample(["before", "after"], 1))
 def test_a_program_for_confluents_registry_runs_on_a_log_unchanged(tmp_path, when):
     """`patch`, before or after the imports, leads its client of the registry to the log, too."""
     command = [sys.executable, "-c", PATCHED, str(tmp_path / "log"), json.dumps(ORDER), when]

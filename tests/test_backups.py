@@ -12,6 +12,7 @@ from support.clock import START, ManualClock
 from support.faulty_files import REBOOTED
 from support.roots import encoded, open_root
 from support.staged_files import publish, stage
+from support.tiers import choose
 
 import embedlog
 from embedlog.consumer.open_group import open_group
@@ -281,6 +282,7 @@ def test_a_clone_copies_where_it_cannot_share(log, tmp_path, clock, monkeypatch)
     check_equal(tmp_path / "clone", log, clock)
 
 
+@pytest.mark.tier("all")
 def test_a_log_over_several_directories_becomes_one_in_one(tmp_path, clock):
     """By a backup and as a clone; its snapshots are read from the leaders' directories."""
     paths = [tmp_path / name for name in "abc"]
@@ -352,7 +354,7 @@ def test_an_application_continues_in_a_restored_log(tmp_path):
     thread = threading.Thread(target=work)
     thread.start()
     logs = []
-    while len(logs) < 12 or versions[0] < 100:
+    while len(logs) < choose(quick=4, all=12) or versions[0] < choose(quick=30, all=100):
         target = tmp_path / f"backup{len(logs)}"
         target.mkdir()
         backup.back_up(root, plain_files(str(target), writable=True))

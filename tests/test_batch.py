@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import random_columns
 from support.hostile_batches import with_right_checksums, with_shifted_buffer
+from support.tiers import choose, sample
 
 from embedlog import batch
 from embedlog.batch import decode_rows, messages, wire
@@ -547,7 +548,7 @@ def test_an_excessive_raw_length_is_refused_before_it_is_allocated(compression, 
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("compression", sample([*COMPRESSIONS], 2))
 def test_no_change_with_recomputed_crcs_crashes_a_reader(compression):
     """P22: the result is a typed error, or other records."""
     rng = random.Random(20)
@@ -556,7 +557,8 @@ def test_no_change_with_recomputed_crcs_crashes_a_reader(compression):
     encoded = batch.encode(rows, compression)
     data, schema = written(encoded), batch.schema(headers=True)
     refused = 0
-    for _ in range(3000):
+    rounds = choose(quick=1000, all=3000)
+    for _ in range(rounds):
 
         def edit(head, body):
             for _ in range(rng.choice((1, 1, 2, 4))):
@@ -571,7 +573,7 @@ def test_no_change_with_recomputed_crcs_crashes_a_reader(compression):
             decoded.lists()
         except CorruptBatchError:
             refused += 1
-    assert refused > 500
+    assert refused > rounds / 6
 
 
 def test_a_batch_beyond_the_limit_is_not_made():

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from support.roots import encoded
-from support.tiers import choose
+from support.tiers import choose, sample
 
 import embedlog
 from embedlog.cli import file_formats, input_records, main, read_files
@@ -164,7 +164,7 @@ ITEMS = {
 
 
 @each_format
-@pytest.mark.parametrize("serializer", ITEMS)
+@pytest.mark.parametrize("serializer", sample([*ITEMS], 3))
 def test_the_items_of_every_serializer_come_back(run, log_path, tmp_path, name, serializer):
     """To a topic with the same serializers; and to any topic with --raw for both, if it is text."""
     file, items = tmp_path / f"items.{name}", ITEMS[serializer]
@@ -579,7 +579,7 @@ def text_topics(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["bytes", "str"])
 @given(lines=st.lists(LINE, max_size=4))
-@settings(max_examples=choose(test=200, all=3000), deadline=None)
+@settings(max_examples=choose(test=80, all=3000), deadline=None)
 def test_lines_are_read_as_one_by_one(text_topics, name, lines):
     """What pyarrow reads of many lines, and what it leaves to Python, with the same errors."""
     data = "\n".join(lines).encode("latin-1")

@@ -482,7 +482,7 @@ class Scan:
         return (self.last,)
 
 
-@pytest.mark.parametrize("seed", range(choose(quick=4, test=12, all=100, nightly=2000)))
+@pytest.mark.parametrize("seed", range(choose(quick=4, all=100, nightly=2000)))
 def test_a_condition_holds_if_a_scan_of_the_log_says_so(log, seed):
     """A40 to A42: whatever is appended, sealed, compacted, deleted and truncated in between, by
     this handle and by another one."""

@@ -19,6 +19,7 @@ from support.clock import START
 from support.group_consumers import drained
 from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
+from support.tiers import sample
 
 from embedlog.config import TopicConfig
 from embedlog.consumer.consumer import Consumer
@@ -1051,7 +1052,7 @@ WAITING = """
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("call", ["consumer.poll(60_000)", "next(consumer)"])
+@pytest.mark.parametrize("call", sample(["consumer.poll(60_000)", "next(consumer)"], 1))
 def test_ctrl_c_ends_a_wait_at_once(root, log, call):
     """The wait uses no CPU."""
     tests = Path(__file__).parent
@@ -1071,7 +1072,7 @@ def test_ctrl_c_ends_a_wait_at_once(root, log, call):
     assert float(seconds) < patient(0.05)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 @pytest.mark.stress
 def test_records_from_many_processes_all_arrive_in_order(root):
     """A10 for readers: no record is lost or repeated, and the order of each writer is kept."""

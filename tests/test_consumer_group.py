@@ -8,6 +8,7 @@ import pickle
 import random
 import threading
 import time
+from itertools import product
 
 import pytest
 from support import forks
@@ -21,7 +22,7 @@ from support.group_consumers import (
 )
 from support.patience import patient
 from support.roots import abandon, fill, healthy, open_root
-from support.tiers import choose
+from support.tiers import choose, sample
 
 import embedlog
 from embedlog.config import TopicConfig
@@ -1325,8 +1326,10 @@ class FailingWrites:
         return result
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-@pytest.mark.parametrize("error", [LockTimeoutError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("error", "strategy"),
+    sample([*product([LockTimeoutError, KeyboardInterrupt], ["range", "cooperative-sticky"])], 2),
+)
 def test_a_rebalance_that_fails_halfway_is_completed_by_the_next_poll(
     root, join, monkeypatch, strategy, error
 ):

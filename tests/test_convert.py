@@ -529,7 +529,7 @@ def test_two_conversions_to_a_topic_exclude_each_other(log, tmp_path):
 # The command line
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_command_converts_there_and_back(log):
     """In processes of their own, while the log is open here."""
     log.create_topic("orders", key="str", value="json", partitions=2)

@@ -12,6 +12,7 @@ from time import monotonic, sleep
 import pytest
 from support.children import run_python
 from support.patience import patient
+from support.tiers import sample
 
 from embedlog.errors import OutOfOrderSequenceError
 from embedlog.testing import DiskFaults, open_log
@@ -30,7 +31,7 @@ ELSEWHERE = {"Edge buffer in front of Kafka", "Tests without a container"}
 """The first needs a broker (tests/kafka), the second pytest (below)."""
 
 
-@pytest.mark.parametrize("title", sorted(RECIPES.keys() - ELSEWHERE))
+@pytest.mark.parametrize("title", sample(sorted(RECIPES.keys() - ELSEWHERE), 4))
 def test_the_recipe_prints_what_it_says(title, tmp_path):
     """In an empty directory, in a new process, with no warning."""
     (_, code), (_, expected) = RECIPES[title]
@@ -47,6 +48,7 @@ def test_the_table_has_all_recipes():
     ]
 
 
+@pytest.mark.tier("all")
 def test_the_tests_without_a_container_pass(pytester):
     """In a directory of their own, as pytest runs them."""
     pytest.importorskip("kafka")

@@ -60,7 +60,7 @@ def test_without_java_the_flights_do_all_but_spark(tmp_path):
     assert output.rstrip().endswith("lost 0   duplicated 0   (verify: [])")
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_flights_are_read_without_setuptools():
     """Their package imports pkg_resources, which Python 3.12 and newer do not include."""
     code = (

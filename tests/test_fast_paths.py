@@ -72,6 +72,7 @@ def test_the_page_lists_every_pair_that_is_measured(script):
         assert (REPOSITORY / name).is_file(), name
 
 
+@pytest.mark.tier("all")
 def test_every_pair_can_be_measured(script):
     """The script runs a few rounds of each, in a process of its own."""
     assert run_python(SCRIPT, "--quick").count("\n") == 2 + len(script.PAIRS)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 from support.children import run_python
+from support.tiers import sample
 
 pytestmark = pytest.mark.tier("test")  # each test starts a process
 
@@ -53,7 +54,7 @@ log.close()
 """
 
 
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@pytest.mark.parametrize("library", sample(["gevent", "eventlet"], 1))
 def test_a_waiting_consumer_lets_other_greenlets_run(tmp_path, library):
     """Members of groups, their heartbeats and the housekeeping run as greenlets, too."""
     if find_spec(library) is None:  # not imported here: eventlet would warn of later forks

@@ -524,6 +524,7 @@ def test_the_architecture_lists_the_rooms_from_the_bottom():
     assert [FLOOR[room] for room in listed] == sorted(FLOOR[room] for room in listed)
 
 
+@pytest.mark.tier("all")
 def test_every_benchmark_can_be_collected():
     """They run seldom, so a name that moved would be missed for long."""
     root = Path(__file__).parent.parent

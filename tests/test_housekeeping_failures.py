@@ -155,7 +155,7 @@ def paths(log):
 def test_no_job_ends_because_an_operation_failed(log, disks, databases):
     """P24: whichever it is, from the moment when the process becomes the owner."""
     runs = Runs(log)
-    for after in sample(range(40), 5):
+    for after in sample(range(40), 3):
         forget_runs(log, runs)
         disks.break_disk(paths(log)[0], errno.EIO, after=after, times=1, databases=databases)
         with housekeeping(log, runs):

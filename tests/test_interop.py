@@ -128,6 +128,7 @@ def columns_by_case(request, files):
     return dict(zip(CASES, json.loads(completed.stdout), strict=True))
 
 
+@pytest.mark.xdist_group("interop")  # the programs read the files once, and not in each worker
 @pytest.mark.parametrize("case", CASES)
 def test_a_segment_is_read_without_embedlog(columns_by_case, case):
     """The file itself is an Arrow stream with every record in it (docs/format.md).

@@ -50,7 +50,7 @@ def by_scan(topic, key):
     return dict(zip(*(table[name].to_pylist() for name in ("key", "value")), strict=True)).get(key)
 
 
-@pytest.mark.parametrize("seed", range(choose(quick=3, test=6, all=60, nightly=1000)))
+@pytest.mark.parametrize("seed", range(choose(quick=2, all=60, nightly=1000)))
 @pytest.mark.parametrize("collide", [False, True])
 def test_each_key_has_the_value_that_a_scan_finds(log, monkeypatch, seed, collide):
     """D28: repeated keys, empty ones, none, tombstones, rolls and compactions; also if the hashes
@@ -161,7 +161,7 @@ LINES = range(0, 340, choose(quick=1, all=2, nightly=1))
 
 
 @pytest.mark.parametrize("second", SECONDS)
-@pytest.mark.parametrize("line", sample(LINES, choose(quick=6, test=12)))
+@pytest.mark.parametrize("line", sample(LINES, 4))
 def test_a_look_up_goes_on_beside_any_other_operation(tmp_path, line, second):
     """D28: stopped at any line, it finds the value of before or of after; the next one finds the
     new one."""

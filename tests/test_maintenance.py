@@ -19,6 +19,7 @@ from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
+from embedlog.api import housekeeping
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import CorruptionError, DurabilityError, FencedError, ReadOnlyError
 from embedlog.keyspace import JOB_RUNS, PRODUCERS
@@ -43,6 +44,12 @@ def start_jobs_at_once(monkeypatch):
     # Logs of earlier tests may wait for the collector; this file counts threads.
     gc.collect()
     monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
+
+
+@pytest.fixture
+def begins_soon(monkeypatch):
+    """Let the jobs of a log that was opened begin without the second that it waits for its use."""
+    monkeypatch.setattr(housekeeping, "_FIRST_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -564,6 +571,7 @@ def test_close_waits_for_running_jobs_and_can_be_repeated(root):
     assert threads() == []
 
 
+@pytest.mark.usefixtures("begins_soon")
 def test_a_log_that_was_garbage_collected_runs_no_jobs(tmp_path):
     """The maintenance thread does not keep the log alive."""
     log = embedlog.open(tmp_path / "log")
@@ -576,6 +584,7 @@ def test_a_log_that_was_garbage_collected_runs_no_jobs(tmp_path):
     root.close()
 
 
+@pytest.mark.usefixtures("begins_soon")
 def test_a_forked_child_starts_its_own_threads(tmp_path):
     """P18: the child has neither the threads nor the locks of its parent."""
     with embedlog.open(tmp_path / "log") as log:
@@ -612,6 +621,7 @@ def test_a_fork_waits_for_a_pause_of_the_jobs(root):
             assert in_child(lambda: list(inside)) == []
 
 
+@pytest.mark.usefixtures("begins_soon")
 @pytest.mark.parametrize("failing", ["ProcessWatch", "threading.Thread"])
 def test_a_program_does_not_fail_if_no_thread_can_be_started(
     tmp_path, monkeypatch, caplog, failing
@@ -698,6 +708,7 @@ def test_what_a_log_offers_to_its_users(tmp_path):
         assert log.housekeeping.verify() == []
 
 
+@pytest.mark.usefixtures("begins_soon")
 def test_a_process_that_only_opens_a_log_does_its_housekeeping(tmp_path):
     """As one that is started to do it for short programs; a child that it forks may close it."""
     with embedlog.open(tmp_path / "log") as log:

@@ -7,6 +7,7 @@ from support.children import in_child, meanwhile
 from support.faulty_files import REBOOTED, REBOOTED_AGAIN
 from support.groups import at, make_group, make_topics
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
+from support.tiers import choose
 
 from embedlog import kv
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
@@ -155,7 +156,7 @@ def test_a_fork_beside_checkpoints_ends(root):
     kv._environments.update(reversed(environments))
 
     with meanwhile(lambda: (group.commit(at(1)), save(root))):
-        for _ in range(20):
+        for _ in range(choose(quick=8, all=20)):
             in_child(lambda: None)
 
 

@@ -18,6 +18,7 @@ from support.children import in_threads
 from support.patience import patient
 from support.roots import fill, make_log, open_root, values
 from support.staged_files import publish, stage
+from support.tiers import choose
 
 import embedlog
 from embedlog.config import TopicConfig
@@ -106,9 +107,10 @@ def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Pa
     root = open_root(tmp_path)
     root.context.open_files = OpenFiles(8)
     root.create_topic("t", 24, TopicConfig())
+    rounds = choose(quick=6, all=20)
 
     def work(first: int) -> None:
-        for round_number in range(20):
+        for round_number in range(rounds):
             for number in range(24):
                 log = root.partition("t", (number + first) % 24)
                 fill(log, 1, first=round_number)
@@ -121,7 +123,9 @@ def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Pa
 
     for number in range(24):
         appended = values(root.partition("t", number))
-        assert sorted(appended) == sorted([b"v%d" % round_number for round_number in range(20)] * 3)
+        assert sorted(appended) == sorted(
+            [b"v%d" % round_number for round_number in range(rounds)] * 3
+        )
     root.close()
 
 

@@ -157,6 +157,7 @@ def test_reading_opens_no_database_and_changes_nothing(log, tmp_path):
     assert sorted(path for path in copy.rglob("*")) == before
 
 
+@pytest.mark.tier("all")
 def test_a_snapshot_is_read_over_http(log, serve):
     """And from a store in memory, by fsspec."""
     url = f"{serve(log.path)}/snapshots/s.json"

@@ -48,7 +48,7 @@ def test_what_is_shown_can_be_typed_line_by_line(page):
         assert typed == []
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_page_on_monitoring_runs_from_top_to_bottom(tmp_path):
     """And the numbers in its comments are true."""
     blocks = BLOCK.findall((REPOSITORY / "docs" / "monitoring.md").read_text())

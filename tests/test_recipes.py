@@ -180,7 +180,7 @@ def path(tmp_path):
     return tmp_path / "log"
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_recipe_for_pytorch_reads_each_row_once_in_each_epoch(path):
     """Also after an interruption: its own code, with just enough in place of PyTorch."""
     home = path.with_name("engine")

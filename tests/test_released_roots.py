@@ -16,7 +16,9 @@ def test_each_release_has_kept_its_roots() -> None:
     assert set(KEPT) == set(released_versions())
 
 
-@pytest.mark.parametrize("version", [*sorted(KEPT), THIS_VERSION])
+@pytest.mark.parametrize(
+    "version", [*sorted(KEPT), pytest.param(THIS_VERSION, marks=pytest.mark.tier("all"))]
+)
 def test_what_a_release_wrote_is_read_and_continued(version: str, tmp_path: Path) -> None:
     """P12: everything that was read in its log, and in a mirror of that over two directories."""
     archive = KEPT.get(version, tmp_path / "this.tar.xz")

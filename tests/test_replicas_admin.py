@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.tiers import sample
 
 import embedlog
 from embedlog import TopicPartition
@@ -886,7 +887,7 @@ def test_a_running_program_goes_on_after_the_others_were_given_up(tmp_path):
         assert values(log) == list(range(200))
 
 
-@pytest.mark.parametrize("step", ["before", "after", "members", "files"])
+@pytest.mark.parametrize("step", sample(["before", "after", "members", "files"], 2))
 def test_a_removal_that_was_interrupted_is_done_or_can_be_repeated(tmp_path, monkeypatch, step):
     """Between any two of its steps the log is whole, whichever directory opens it."""
     paths = disks(tmp_path)

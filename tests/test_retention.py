@@ -20,6 +20,7 @@ from support.roots import (
     open_root,
     segment_files,
 )
+from support.tiers import choose
 
 from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
@@ -212,7 +213,7 @@ class Model:
 
 
 @either_clock
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(choose(quick=4, all=10)))
 def test_a_round_deletes_the_same_as_a_simple_model(root, clock, by, seed):
     """C2: random timestamps in the past, pauses, and rounds between appends."""
     rng = random.Random(seed)

@@ -14,7 +14,7 @@ import pytest
 from support import forks
 from support.children import in_threads, run_python
 from support.patience import patient
-from support.tiers import sample
+from support.tiers import choose, sample
 
 import embedlog
 from embedlog.consumer.open_group import open_group
@@ -284,6 +284,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.tier("all")
 def test_a_parent_that_used_polars_does_not_fork_unasked(log, tmp_path):
     """A forked handler that uses Polars would wait for ever for threads that it does not have."""
     pytest.importorskip("polars")
@@ -362,7 +363,7 @@ def test_a_handler_that_does_not_end_is_killed(log, seen):
 
 def test_a_stop_right_after_the_start_works(log):
     """The processes may not have started to poll yet."""
-    for _ in range(5):
+    for _ in range(choose(quick=2, all=5)):
         begun = time.monotonic()
         run_group(log, "t", "g", lambda record: None, **EARLIEST).stop()
         assert time.monotonic() - begun < patient(10)
@@ -386,7 +387,7 @@ def test_each_process_has_its_own_instance_id(log):
         assert {member.instance_id for member in members(log).values()} == {"host-0", "host-1"}
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", choose(quick=["forkserver"], all=["spawn", "forkserver"]))
 def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
     """The new process imports it."""
     run = run_group(
@@ -445,7 +446,7 @@ WAITS, SLEEPS = "run.wait()", "time.sleep(60)"
             ("", None, 0),
             ("sys.exit(3)", None, 3),
         ],
-        3,
+        2,
     ),
 )
 def test_the_run_ends_with_its_program(log, ending, with_signal, code):

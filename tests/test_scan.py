@@ -245,7 +245,7 @@ def test_each_comparison_has_the_same_rows_for_polars_and_the_log(tmp_path):
         frame, scan = topic.to_polars(), topic.scan()
 
         for name, (_, values) in COMPARED.items():
-            for part in sample([*each_comparison(name, values)], 24):
+            for part in sample([*each_comparison(name, values)], 6):
                 try:
                     expected = frame.filter(part)
                 except pl.exceptions.PolarsError:
@@ -496,6 +496,7 @@ with embedlog.open(sys.argv[1]) as log:
 """
 
 
+@pytest.mark.tier("all")
 def test_without_polars_the_error_says_what_to_install(tmp_path):
     """And nothing else of embedlog needs it."""
     run_python("-c", WITHOUT_POLARS, tmp_path / "log")
@@ -544,7 +545,7 @@ QUERIES = (
 )
 
 
-@pytest.mark.parametrize("where", QUERIES)
+@pytest.mark.parametrize("where", sample(QUERIES, 8))
 def test_duckdb_pushes_columns_and_filters_into_a_dataset(log, where):
     """With the rows that it finds in a table, whatever a filter makes of null and NaN."""
     duckdb = pytest.importorskip("duckdb")

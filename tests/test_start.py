@@ -4,6 +4,7 @@ import os
 
 import pytest
 from support.children import run_python
+from support.tiers import sample
 
 import embedlog
 
@@ -71,14 +72,14 @@ def check(*arguments, most):
     assert len(own) <= most, sorted(own)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sample([*PROGRAMS], 3))
 @pytest.mark.usefixtures("root")
 def test_a_program_of_bytes_loads_little(name):
     """Neither pyarrow nor numpy, which take longer to import than all of this takes."""
     check(OPEN + PROGRAMS[name] + PRINT_MODULES, most=111)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sample([*COMMANDS], 2))
 @pytest.mark.usefixtures("root")
 def test_a_command_on_bytes_loads_little(name):
     """Nor does a command."""

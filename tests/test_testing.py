@@ -156,7 +156,7 @@ def test_the_fixtures_are_there_without_an_import(pytester):
     result.assert_outcomes(passed=2)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_a_log_may_last_for_a_session(pytester):
     """Fixtures of a session may use it, and every fixture is about the same log."""
     pytester.makeini("[pytest]\nembedlog_scope = session")
@@ -185,7 +185,7 @@ def test_a_log_may_last_for_a_session(pytester):
     result.assert_outcomes(passed=2)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_address_is_that_of_the_log_in_any_directory(pytester):
     """A `#` or a `%` in it would make it the address of another log."""
     pytester.makepyfile(
@@ -203,7 +203,7 @@ def test_the_address_is_that_of_the_log_in_any_directory(pytester):
     result.assert_outcomes(passed=1)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_records_of_refuses_another_address_than_that_of_its_log(pytester):
     """A suite that keeps its own `kafka_bootstrap` would see an empty topic."""
     pytester.makepyfile(
@@ -234,7 +234,7 @@ def test_the_page_about_testing_is_right(pytester):
     result.assert_outcomes(passed=4)
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_the_example_passes_its_tests(pytester):
     """A service that uses kafka-python runs unchanged, on a log."""
     for path in (EXAMPLES / "invoices").glob("*.py"):

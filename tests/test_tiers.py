@@ -50,6 +50,13 @@ def test_a_sample_is_spread_evenly_with_both_ends(tier, monkeypatch, count, most
         assert max(gaps) <= 2 * count / (most - 2) + 1
 
 
+def test_a_sample_of_one_is_the_first(monkeypatch):
+    """At most one is not both ends."""
+    monkeypatch.setattr(tiers, "_tier", "test")
+
+    assert sample(range(100), 1) == sample(range(1), 1) == [0]
+
+
 def test_a_sample_of_kinds_that_take_turns_has_all_of_them(monkeypatch):
     """A sample at equal distances could contain only one kind."""
     monkeypatch.setattr(tiers, "_tier", "test")

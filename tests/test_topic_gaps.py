@@ -131,7 +131,7 @@ def check(topic, rng):
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("seed", range(choose(test=4, all=12)))
+@pytest.mark.parametrize("seed", range(choose(test=2, all=12)))
 def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
     """Also after compaction, repair, mirroring, truncation and deletion, in any order."""
     topic = RandomTopic(tmp_path, seed)

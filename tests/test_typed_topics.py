@@ -21,6 +21,7 @@ from support.children import in_child
 from support.clock import ManualClock
 from support.random_columns import KeyPart, arrow, key_of, key_types, or_none, values
 from support.roots import abandon, encoded, segment_files
+from support.tiers import sample
 
 import embedlog
 from embedlog.batch.key_bytes import key_bytes
@@ -203,7 +204,7 @@ READERS = {
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", sample([*READERS], 1))
 def test_segments_are_read_without_embedlog(tmp_path, reader):
     """With the user's own columns, whatever the compression, sealed or not."""
     expected = []

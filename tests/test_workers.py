@@ -108,8 +108,8 @@ def few(*cases):
     return cases if runs("all") else cases[-1:]
 
 
-HANDLERS = pytest.mark.parametrize("handler", [note_or_fail, await_note_or_fail])
-CONCURRENCY = pytest.mark.parametrize("concurrency", [1, 4])
+HANDLERS = pytest.mark.parametrize("handler", few(note_or_fail, await_note_or_fail))
+CONCURRENCY = pytest.mark.parametrize("concurrency", few(1, 4))
 BOTH = pytest.mark.parametrize(
     ("handler", "concurrency"), sample([*product([note_or_fail, await_note_or_fail], [1, 4])], 2)
 )
@@ -450,7 +450,7 @@ def test_a_topic_that_is_deleted_is_forgotten(log, notes):
     assert handled == set(range(60))
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_async", few(False, True))
 def test_a_stop_finishes_what_was_begun(log, notes, is_async):
     """And commits it; the rest is handled by the next run."""
 
@@ -748,7 +748,8 @@ def test_a_failure_is_reported_although_another_handler_hangs(log, monkeypatch, 
     assert committed(log) == [1, 6]
 
 
-@pytest.mark.parametrize("is_async", few(False, True))
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_process_that_hangs_loses_its_partitions(log, notes, is_async):
     """E36: after max_poll_interval_ms without a handler that returns, and as long again."""
 
@@ -772,6 +773,7 @@ def test_a_process_that_hangs_loses_its_partitions(log, notes, is_async):
     assert committed(log) == [20, 20]
 
 
+@pytest.mark.tier("all")
 def test_restarts_are_counted_within_a_window(log, notes):
     """After a quiet time a process may die again."""
 
@@ -838,7 +840,7 @@ GUARD = "if __name__ == '__main__':\n    main()"
             ),
             ("main()", "handle", True, True),
         ],
-        2,
+        1,
     ),
 )
 def test_processes_are_forked_only_where_nothing_else_works(

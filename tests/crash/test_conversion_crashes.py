@@ -7,6 +7,7 @@ from typing import ClassVar
 from unittest import mock
 
 import fastavro  # noqa: F401 - otherwise each child that converts would import it
+import pytest
 from support.faulty_roots import COMPANY, Acknowledge, RootFaults
 from support.roots import healthy, no_stray_files
 from support.tiers import choose
@@ -113,11 +114,13 @@ def test_when_it_is_killed_it_goes_on_where_it_was(directory, company):
     assert FAULTS.kill_everywhere(directory, 4, company) >= choose(test=2, all=40)
 
 
+@pytest.mark.tier("all")
 def test_when_it_fails_nothing_is_lost(directory):
     """Any operation, once or from then on; a repetition completes it."""
     assert FAULTS.fail_everywhere(directory, 4) >= choose(test=1, all=20)
 
 
+@pytest.mark.tier("all")
 def test_after_a_power_cut_it_goes_on_where_it_was(directory):
     """Records and offsets are flushed together; what was acknowledged is durable."""
     limit = choose(test=20, all=400)

@@ -208,7 +208,7 @@ def _nothing_is_lost(directory: Path, image: Image) -> None:
 
 @pytest.mark.parametrize(
     "count",
-    [choose(test=8, all=430), pytest.param(8_600, marks=pytest.mark.tier("nightly"))],
+    [choose(test=4, all=430), pytest.param(8_600, marks=pytest.mark.tier("nightly"))],
     ids="count={}".format,
 )
 def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, record_property):
@@ -245,7 +245,7 @@ def stores(tmp_path):
 # P21
 
 
-@pytest.mark.parametrize("number", sample(range(10), 4))
+@pytest.mark.parametrize("number", sample(range(10), 2))
 def test_a_log_goes_on_in_a_tiny_map_with_a_forgotten_reader(tmp_path, monkeypatch, number):
     """P21: a reader that never ends makes the file grow, and does nothing else."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
@@ -354,7 +354,7 @@ def check_running(case: tuple[str, str, int], *, directory: Path) -> str:
 def test_a_database_damaged_under_a_running_process_loses_no_record() -> None:
     """P13: the process gets a typed error or dies, and the next one restores the database."""
     with scratch_directory() as directory:
-        cases = sample(RUNNING, 8)
+        cases = sample(RUNNING, 4)
         ends = forks.spread(cases, check_running, directory=directory)
     forks.tell(f"{len(ends)} damages: {dict(Counter(ends))}")
     # Those that die read what does not exist any more: see docs/guarantees.md.

@@ -34,7 +34,7 @@ def faults(templates: Templates, scenarios: list[Scenario], *, full: bool = Fals
     cases = program_faults.fault_cases(
         scenarios, [templates.count(scenario) for scenario in scenarios], full=full
     )
-    cases = sample(cases, 14)
+    cases = sample(cases, 6)
     raised = forks.spread(
         cases, program_faults.check_fault, templates=templates, scenarios=scenarios
     )
@@ -46,7 +46,7 @@ def shorts(templates: Templates, scenarios: list[Scenario], ways: int = 5) -> tu
     """Shorten every write of every scenario, in some ways; returns how many writes and cases."""
     counts = [templates.count(scenario) for scenario in scenarios]
     cases = program_faults.short_cases(counts, ways)
-    chosen = sample(cases, 6)
+    chosen = sample(cases, 4)
     forks.spread(chosen, program_faults.check_short, templates=templates, scenarios=scenarios)
     writes = sum(counted["write"] for counted in counts)
     tell(f"{len(chosen)} short writes, of {len(cases)} at all of {writes} writes")
@@ -55,17 +55,17 @@ def shorts(templates: Templates, scenarios: list[Scenario], ways: int = 5) -> tu
 
 def test_a_failing_operation_is_an_error_and_loses_nothing(templates: Templates) -> None:
     """P8: the error has its errno, nothing acked is lost; others go on, and a new opening works."""
-    assert faults(templates, SCENARIOS) >= choose(test=14, all=600)
+    assert faults(templates, SCENARIOS) >= choose(test=6, all=600)
 
 
 def test_one_process_goes_on_after_every_error_that_it_meets(templates: Templates) -> None:
     """P8: with the same handle; a partition whose flush failed after its repair."""
-    cases = program_faults.fault_series(1_600, most=40)
+    cases = program_faults.fault_series(1_600, most=16)
     raised = forks.spread(cases, program_faults.check_fault_series, templates=templates)
     total = sum(len(case.faults) for case in cases)
     tell(f"{total} faults, of which {sum(raised)} were reported")
     # With those of the test before these are 2,000 in the larger tiers.
-    assert total >= choose(test=40, all=1_600)
+    assert total >= choose(test=16, all=1_600)
     assert sum(raised) >= 0.6 * total
 
 
@@ -121,7 +121,7 @@ def test_a_failed_flush_is_final_until_a_repair(templates: Templates) -> None:
     """P9: read-only for all processes, never retried, and repaired from what the disk has."""
     cases = failed_flush.flush_cases(templates.count(failed_flush.SCENARIO))
     assert len(cases) >= 200
-    cases = sample(cases, 5)
+    cases = sample(cases, 3)
     failed = forks.spread(cases, failed_flush.check_failed_flush, templates=templates)
     tell(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
         kind = "small tmpfs" if disk else "model of a disk, since mounting one is not allowed"
         step = 1 if disk else 997
         cases = [full_disk.FreeSpace(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
-        cases = sample(cases, 6)
+        cases = sample(cases, 3)
         # One disk, so one at a time.
         room = forks.spread(
             cases, full_disk.check_full_disk, workers=1, directory=directory, disk=disk
@@ -142,6 +142,7 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
     assert room[0] < 12 and max(room) > 20
 
 
+@pytest.mark.tier("all")
 def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
     """P10, P11: as the kernel shows it, a short write and then ENOSPC, to the byte."""
     cases = [full_disk.FreeSpace(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
@@ -159,7 +160,7 @@ def test_a_short_write_is_completed_or_cut_back_off(templates: Templates) -> Non
 def test_running_out_of_descriptors_or_memory_is_a_typed_error(templates: Templates) -> None:
     """P19: nothing is left half done, and with enough of it again all goes on."""
     for kind, amounts in ("descriptors", range(36)), ("bytes", range(0, 180 << 20, 5 << 20)):
-        cases = [resource_limits.Limit(kind, more) for more in sample(amounts, 4)]
+        cases = [resource_limits.Limit(kind, more) for more in sample(amounts, 2)]
         failed = forks.spread(cases, resource_limits.check_limit, templates=templates)
         tell(f"{len(cases)} limits of {kind}, {sum(failed)} steps failed by them")
         assert failed[0] > 0 and failed[-1] == 0
@@ -217,7 +218,7 @@ def handle(log: embedlog.Log) -> None:
             ("embedlog-mirror", mirror),
             ("embedlog-run", handle),
         ],
-        3,
+        2,
     ),
 )
 def test_a_thread_that_cannot_start_once_is_started_later(
@@ -246,7 +247,7 @@ def test_lost_permissions_are_a_typed_error(templates: Templates) -> None:
     cases = resource_limits.permission_cases(templates)
     # With the 72 limits above these are 100 faults in the larger tiers.
     assert len(cases) >= 28
-    cases = [*cases[:2], *sample(cases[2:], 6)]
+    cases = [*cases[:2], *sample(cases[2:], 3)]
     errors = forks.spread(cases, resource_limits.check_lost_permissions, templates=templates)
     tell(f"{len(cases)} paths: {dict(sorted(Counter(errors).items()))}")
     assert errors[0] == errors[1] == "StorageError"

@@ -13,7 +13,7 @@ from support.forks import tell
 from support.full_disk_housekeeping import KINDS, FullDiskCase, check_full_disk_case
 from support.patience import patient
 from support.resource_limits import NOBODY
-from support.tiers import sample
+from support.tiers import choose, sample
 
 import embedlog
 from embedlog import batch, kv
@@ -26,7 +26,7 @@ def cases(count: int, step: int) -> list[FullDiskCase]:
         FullDiskCase(number * step, KINDS[number % 4], number // 4 % 4 != 3)
         for number in range(count)
     ]
-    return sample(every, 6)
+    return sample(every, 3)
 
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     tell(f"{len(freed)} sizes, {sum(size > 0 for size in freed)} times some was freed")
 
 
-@pytest.mark.parametrize("reported", [None, 0, 1 << 40])
+@pytest.mark.parametrize("reported", choose(test=[0], all=[None, 0, 1 << 40]))
 def test_a_model_of_a_full_disk_is_freed_whatever_is_reported_as_free(
     directory: Path, reported: int | None
 ) -> None:
@@ -125,6 +125,7 @@ def test_a_log_is_opened_on_a_full_disk_or_that_is_an_error_and_no_death(directo
         assert not forks.call(lambda: _error_of_opening(root))
 
 
+@pytest.mark.tier("all")
 def test_a_log_of_root_goes_on_where_blocks_are_reserved_for_root(directory: Path) -> None:
     """P10: none are free for other users; appends went into the reserved ones until no more did."""
     with full_disk.ext4_disk(directory / "ext4", reserved_percent=20) as disk:

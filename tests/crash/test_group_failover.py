@@ -149,7 +149,7 @@ def _take_all(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "limit", [choose(test=12, all=60), pytest.param(None, marks=pytest.mark.tier("nightly"))]
+    "limit", [choose(test=4, all=60), pytest.param(None, marks=pytest.mark.tier("nightly"))]
 )
 def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
     """P1, P15: what it reported as committed is so; no member waits, no partition is left out."""
@@ -166,7 +166,7 @@ def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
 
 
 @pytest.mark.parametrize(
-    "limit", [choose(test=6, all=12), pytest.param(None, marks=pytest.mark.tier("nightly"))]
+    "limit", [choose(test=3, all=12), pytest.param(None, marks=pytest.mark.tier("nightly"))]
 )
 def test_a_member_stopped_with_a_lock_is_named_by_those_who_wait_for_it(limit):
     """P16: in time; and nothing is left to mend once it is gone."""

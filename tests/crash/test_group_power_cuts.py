@@ -126,7 +126,7 @@ def _committed(root: Any) -> int:
         consumer.close()
 
 
-EACH = choose(test=50, all=150)
+EACH = choose(test=15, all=150)
 """States of each life of a group."""
 
 

@@ -111,7 +111,7 @@ def grown() -> int:
 
 @pytest.mark.parametrize(
     "count",
-    [choose(test=4_000, all=100_000), pytest.param(10_000_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=1_000, all=100_000), pytest.param(10_000_000, marks=pytest.mark.tier("nightly"))],
     ids="count={}".format,
 )
 def test_hostile_batches_are_refused_in_little_memory_and_time(count, record_property):

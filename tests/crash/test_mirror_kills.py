@@ -17,7 +17,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 from support.faulty_files import FALLIBLE
-from support.faulty_roots import Acknowledge, Case, FastUptimeFiles, RootFaults
+from support.faulty_roots import COMPANY, Acknowledge, Case, FastUptimeFiles, RootFaults
 from support.forks import Child
 from support.manual_compaction import keep
 from support.patience import until_enough
@@ -340,11 +340,17 @@ def own(directory: Path, faults: RootFaults) -> Path:
     return path
 
 
-BOTH = pytest.mark.parametrize("faults", [MIRRORS, MERGES], ids=["copies", "merges"])
+BOTH = pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(MIRRORS, id="copies"),
+        pytest.param(MERGES, id="merges", marks=pytest.mark.tier("all")),
+    ],
+)
 
 
 @BOTH
-@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
+@COMPANY
 def test_a_mirror_that_is_killed_goes_on_where_it_was(own: Path, faults: RootFaults, company: bool):
     """At every operation: records, settings, schemas, starts and groups are those of the source."""
     total = sum(faults.count(own, "fsync").values())
@@ -353,9 +359,10 @@ def test_a_mirror_that_is_killed_goes_on_where_it_was(own: Path, faults: RootFau
         Case(n, ("before", "middle", "after")[n % 3], company, durability=DURABILITIES[index % 2])
         for index, n in enumerate(range(0, total, step))
     ]
-    assert faults.check_kills(own, sample(cases, 4)) >= choose(test=2, all=80)
+    assert faults.check_kills(own, sample(cases, 3)) >= choose(test=1, all=80)
 
 
+@pytest.mark.tier("all")
 @BOTH
 def test_a_mirror_that_fails_loses_nothing(own: Path, faults: RootFaults):
     """Any operation, once or from then on; a repetition completes the copy."""
@@ -366,28 +373,30 @@ def test_a_mirror_that_fails_loses_nothing(own: Path, faults: RootFaults):
         Case(n, ("once", "forever")[index % 2], durability=DURABILITIES[index // 2 % 2])
         for index, n in enumerate(range(0, total, step))
     ]
-    assert faults.check_faults(own, sample(cases, 4)) >= choose(test=1, all=20)
+    assert faults.check_faults(own, cases) >= 20
 
 
+@pytest.mark.tier("all")
 @BOTH
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_after_a_power_cut_a_mirror_goes_on_where_the_copy_ends(
     own: Path, faults: RootFaults, durability: str
 ):
     """The target may lose what was not flushed, and gets it again."""
-    limit = choose(test=7, all=300)
+    limit = 300
     recording = faults.record(own, durability)
     assert faults.check_power_cuts(recording, limit, own, durability) >= limit / 4
 
 
-@pytest.mark.parametrize("merge", choose(test=[True], all=[False, True]), ids="merges: {}".format)
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("merge", [False, True], ids="merges: {}".format)
 def test_writers_and_mirrors_that_are_killed_at_random_leave_the_same_records(
     tmp_path: Path, merge: bool
 ):
     """Real processes and SIGKILL, at any instant."""
-    least = choose(test=1, all=20)
+    least = 20
 
     def run(seed: int):
-        return run_chaos(tmp_path / str(seed), choose(test=1, all=20), seed, merge=merge)
+        return run_chaos(tmp_path / str(seed), 20, seed, merge=merge)
 
     until_enough(run, {"writers killed": least, "mirrors killed": least, "records": 100})

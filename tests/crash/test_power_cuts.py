@@ -9,7 +9,7 @@ from support.case_workers import Work, share_out
 from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
 from support.tiers import choose
 
-EACH = choose(test=25, all=400)
+EACH = choose(test=20, all=400)
 """States of each workload: the few of a small tier come from as many workloads as possible."""
 
 
@@ -32,7 +32,7 @@ def check(work: Work, cuts: list[Cut], states: int, record_property: Any) -> Non
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=100, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=40, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_property):
@@ -42,7 +42,7 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=75, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=20, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
@@ -70,6 +70,7 @@ def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):
     )
 
 
+@pytest.mark.tier("all")
 def test_a_directory_that_a_power_cut_lost_is_flushed_with_the_first_file_in_it():
     """P6: the root's entry of ``topics`` was never on the disk, and the next open made it again."""
     outcome = share_out(cut_the_recovery, [Cut(2_000_011, 100, 0.5, 20, uniform=True)])
@@ -81,8 +82,16 @@ def test_a_directory_that_a_power_cut_lost_is_flushed_with_the_first_file_in_it(
 @pytest.mark.parametrize(
     "cut",
     [
-        pytest.param(Cut(24, 25, 1.0), id="an append after a gap that a truncation left"),
-        pytest.param(Cut(1_000_010, 25, 0.0), id="a close after the writer of a partition died"),
+        pytest.param(
+            Cut(24, 25, 1.0),
+            id="an append after a gap that a truncation left",
+            marks=pytest.mark.tier("all"),
+        ),
+        pytest.param(
+            Cut(1_000_010, 25, 0.0),
+            id="a close after the writer of a partition died",
+            marks=pytest.mark.tier("all"),
+        ),
     ],
 )
 def test_what_is_not_promised_is_not_demanded(cut):

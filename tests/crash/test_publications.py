@@ -212,7 +212,7 @@ def kills(counted: dict[str, dict[str, int]], company: bool, step: int) -> list[
         cases += [Case(n, "after", company, durability=mode) for n in numbers]
         writes = range(shift, kinds["write"], 2 * step)
         cases += [Case(n, "middle", company, ("write",), mode) for n in writes]
-    return sample(cases, 8)
+    return sample(cases, 5)
 
 
 def faults(counted: dict[str, dict[str, int]], step: int) -> list[Case]:
@@ -231,14 +231,22 @@ def check_power_cuts(directory: Path, durability: str, limit: int) -> int:
     return FAULTS.check_power_cuts(recording, limit, directory, durability)
 
 
-@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
+# Here the small tiers have the company that other files leave out.
+@pytest.mark.parametrize(
+    "company",
+    [
+        pytest.param(False, id="alone", marks=pytest.mark.tier("all")),
+        pytest.param(True, id="beside another"),
+    ],
+)
 def test_a_publication_that_is_killed_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]], company: bool
 ) -> None:
     """P1, P2: a repetition publishes what is missing, and nothing else."""
-    assert FAULTS.check_kills(directory, kills(counted, company, 8)) >= choose(test=5, all=35)
+    assert FAULTS.check_kills(directory, kills(counted, company, 8)) >= choose(test=3, all=35)
 
 
+@pytest.mark.tier("all")
 def test_a_publication_that_fails_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]]
 ) -> None:
@@ -246,12 +254,12 @@ def test_a_publication_that_fails_is_there_in_all_partitions_or_in_none(
     assert FAULTS.check_faults(directory, faults(counted, step=8)) >= choose(test=2, all=20)
 
 
-@pytest.mark.parametrize("durability", MODES)
+@pytest.mark.parametrize("durability", choose(test=["fsync"], all=MODES))
 def test_after_a_power_cut_a_publication_is_there_in_all_partitions_or_in_none(
     directory: Path, durability: str
 ) -> None:
     """P4: at every cut.  P5: without flushes a prefix of each, and a repetition loses nothing."""
-    limit = choose(test=15, all=100)
+    limit = choose(test=8, all=100)
     assert check_power_cuts(directory, durability, limit) >= 0.8 * limit
 
 

@@ -35,10 +35,11 @@ def scratch() -> Iterator[Path]:
         yield directory
 
 
-SEEDS = choose(test=[1], all=[1, 2, 3, 4], nightly=range(40))
+SEEDS = choose(all=[1, 2, 3, 4], nightly=range(40))
 """In the tier `nightly` they take half an hour on two idle cores."""
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_disks_power_and_programs_fail_and_no_acknowledged_record_is_lost(
     scratch: Path, seed: int
@@ -50,9 +51,8 @@ def test_disks_power_and_programs_fail_and_no_acknowledged_record_is_lost(
     empty.  Half of the runs have two copies of each partition; then one disk fails at a time.  No
     call takes longer than `LONGEST_SECONDS`; the output has the longest of each program.
     """
-    faults = choose(test=1, all=10)
+    faults = 10
     case = nightly_case(seed, faults)
-    case = choose(test=case._replace(both=0.0, power_cuts=1.0), all=case)
     done = check_replica_disks(case, scratch)
     tell(f"seed {seed}: {as_text(done)}")
     assert sum(done[kind] for kind in case.kinds) >= faults

@@ -13,7 +13,7 @@ from support import forks
 from support import replica_interleavings as interleavings
 from support.mutants import Change
 from support.replica_interleavings import FIRST, SECOND
-from support.tiers import choose, runs
+from support.tiers import choose, sample
 
 SECONDS = choose(test=2, all=len(SECOND))
 """With how many of the second calls each first one is tried."""
@@ -31,7 +31,7 @@ def check(first: str, handles: int, most: int | None) -> None:
     assert not faults, "\n".join(map(str, faults))
 
 
-@pytest.mark.parametrize("first", FIRST if runs("all") else list(FIRST)[::3])
+@pytest.mark.parametrize("first", sample(list(FIRST), 4))
 def test_a_call_may_be_stopped_anywhere_while_another_process_makes_one(first):
     """Nothing that was acknowledged is lost, the copies are equal, and nothing is left."""
     check(first, 2, LINES)

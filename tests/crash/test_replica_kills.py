@@ -7,7 +7,7 @@ from support import forks, replica_kills
 from support.replica_kills import WORKS, Kill
 from support.tiers import choose, sample
 
-CHOSEN = sample(WORKS, choose(test=6, all=len(WORKS)))
+CHOSEN = sample(WORKS, choose(test=3, all=len(WORKS)))
 
 
 @pytest.mark.parametrize("work", CHOSEN, ids=lambda work: work.replace(" ", "-"))

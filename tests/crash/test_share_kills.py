@@ -12,7 +12,7 @@ from support.tiers import choose
 RECORDS = {"test": 250, "all": 10_000}
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_async", choose(test=[False], all=[False, True]))
 def test_no_record_is_lost_and_each_poison_one_is_one_dead_letter(
     tmp_path: Path, is_async: bool
 ) -> None:

@@ -11,14 +11,14 @@ from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.mutants import Change
-from support.tiers import choose
+from support.tiers import choose, sample
 from support.worker_kills import Workload, check
 
 RECORDS = {"test": 300, "all": 10_000}
 KINDS = list(product([False, True], [1, 4]))
 
 
-@pytest.mark.parametrize(("is_async", "concurrency"), KINDS)
+@pytest.mark.parametrize(("is_async", "concurrency"), sample(list(KINDS), 2))
 def test_no_record_is_lost_and_each_poison_one_is_one_dead_letter(
     tmp_path: Path, is_async: bool, concurrency: int
 ) -> None:

@@ -331,7 +331,7 @@ def plant(model: Model, copy: Any) -> None:
     model.check(copy.audit("t", "1h"), lost, doubled)
 
 
-@pytest.mark.parametrize("seed", range(choose(quick=2, test=8, all=80, nightly=800)))
+@pytest.mark.parametrize("seed", range(choose(quick=2, test=4, all=80, nightly=800)))
 def test_the_audit_agrees_with_the_model(tmp_path, seed):
     """Every window of every tier, after any order of writes, reads, kills and reports."""
     dice = random.Random(seed)

@@ -15,5 +15,5 @@ TestCompactionModel = CompactionModel.TestCase
 TestCompactionModel.settings = settings(stateful_step_count=10)
 TestTypedCompactionModel = TypedCompactionModel.TestCase
 TestTypedCompactionModel.settings = settings(
-    stateful_step_count=10, max_examples=tiers.choose(quick=5, test=8, all=100, nightly=1_000)
+    stateful_step_count=10, max_examples=tiers.choose(quick=4, all=100, nightly=1_000)
 )

@@ -417,5 +417,5 @@ TestPartitionModel = PartitionModel.TestCase
 TestPartitionModel.settings = settings(stateful_step_count=25)
 TestTypedPartitionModel = TypedPartitionModel.TestCase
 TestTypedPartitionModel.settings = settings(
-    stateful_step_count=25, max_examples=tiers.choose(quick=5, test=8, all=100, nightly=1_000)
+    stateful_step_count=25, max_examples=tiers.choose(quick=4, all=100, nightly=1_000)
 )

@@ -6,5 +6,5 @@ from support.replicas_model import ReplicasModel
 
 TestReplicasModel = ReplicasModel.TestCase
 TestReplicasModel.settings = settings(
-    stateful_step_count=25, max_examples=tiers.choose(quick=5, test=20, all=300, nightly=3_000)
+    stateful_step_count=25, max_examples=tiers.choose(quick=4, test=7, all=300, nightly=3_000)
 )

@@ -551,7 +551,7 @@ def _condition(table: pa.Table, name: str) -> st.SearchStrategy[pc.Expression]:
     return st.one_of(options)
 
 
-@settings(max_examples=tiers.choose(quick=8, test=10, all=150, nightly=1_500))
+@settings(max_examples=tiers.choose(quick=5, all=150, nightly=1_500))
 @given(st.data())
 def test_readers_see_what_was_written_through_the_current_schema(data):
     """Whatever the schema, its changes, the writers and the readers."""

@@ -21,15 +21,18 @@ from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.options import SourceOptions
 from embedlog.spark.spark_session import READER
 
-IN_PYTHON = ("test_spark_source.py", "test_spark_sink.py")
-"""The files whose tests of the tier `test` run with the reader in Python as well."""
+IN_PYTHON = ("test_rows_arrive_complete",)
+"""The tests that the tier `test` runs with the reader in Python as well: a read.
+
+`test_both_writers_write_the_same_rows` writes in Python.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that use a JVM in one worker; each worker would start its own.
 
     Those with a session take a second or more.  The tier `test` runs only those marked with it:
-    a read and a write of each kind, and with the reader in Python only those of `IN_PYTHON`.
+    a read and a write of each kind, and with the reader in Python only `IN_PYTHON`.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -44,7 +47,7 @@ def _is_large(item: pytest.Item) -> bool:
         return True
     parameters = getattr(item, "callspec", None)
     in_python = parameters is not None and parameters.params.get("reader") == "python"
-    return in_python and item.path.name not in IN_PYTHON
+    return in_python and item.name.partition("[")[0] not in IN_PYTHON
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ def by_tier(result, field="records"):
     return {key: count for key, count in sums.items() if count}
 
 
-@pytest.mark.tier("test")
 def test_a_write_and_a_load_are_counted(spark, log, send, tmp_path):
     """Each under its name; a load that was killed before it reported is counted by the next."""
     log.alter_topic("t", {"audit": True})

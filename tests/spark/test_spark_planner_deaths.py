@@ -109,7 +109,7 @@ def points() -> list[tuple[str, int]]:
     ]
 
 
-FIRST = {("after latest_offset", 1), ("before plan_batch", 0)}
+FIRST = {("before plan_batch", 0)}
 """Those for the tier `test`."""
 
 

@@ -102,7 +102,7 @@ def random_filter(dice, keys):
     return column, op, [near() for _ in range(dice.randint(1, 5))] if op == "in" else near()
 
 
-@pytest.mark.parametrize("seed", range(tiers.choose(test=4, all=25, nightly=300)))
+@pytest.mark.parametrize("seed", range(tiers.choose(test=2, all=25, nightly=300)))
 def test_filters_that_are_pushed_down_select_as_filters_of_the_rows(tmp_path, seed):
     """Those on topic, partition and offset alone leave exactly the matching records."""
     dice = random.Random(seed)
@@ -130,7 +130,7 @@ def test_filters_that_are_pushed_down_select_as_filters_of_the_rows(tmp_path, se
             assert planned == wanted
 
 
-@pytest.mark.parametrize("seed", range(tiers.choose(test=4, all=25, nightly=300)))
+@pytest.mark.parametrize("seed", range(tiers.choose(test=2, all=25, nightly=300)))
 def test_a_slice_with_a_known_number_of_rows_has_that_many(tmp_path, seed):
     """It is not known where an offset has no record; a limit leaves at least that many rows."""
     dice = random.Random(seed)

@@ -181,7 +181,7 @@ def _negated(part: Condition) -> Condition:
 functions = pytest.importorskip("pyspark.sql.functions")
 
 LONGS = ("-9223372036854775807L - 1L", "9223372036854775807L")
-SEEDS = range(choose(test=4, all=60, nightly=1000))
+SEEDS = range(choose(test=2, all=60, nightly=1000))
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_queries_return_the_rows_that_python_selects(load, random_log, seed):
     """Columns, filters, sums and limits, of any ranges."""
     dice = random.Random(seed)
     log = random_log(dice, steps=12)
-    for _ in range(choose(test=5, all=12)):
+    for _ in range(choose(test=3, all=12)):
         options = random_options(log, dice)
         rows = with_names(python_rows(plan_batch(SourceOptions.parse(options))))
         names = dice.sample(ALL, dice.randint(1, len(ALL)))

@@ -165,7 +165,6 @@ def test_a_table_is_read_in_each_way(spark, table, send, tmp_path):
     assert spark.table(into).count() == 4
 
 
-@pytest.mark.tier("test")
 def test_rows_are_written_to_a_table_in_each_way(spark, table, sql, log):
     """By name, since the columns of a log and those of the rows differ."""
     name = table()

@@ -283,7 +283,7 @@ def has_long_decimal(data_type: pa.DataType) -> bool:
 
 
 @settings(
-    max_examples=choose(test=40, all=200, nightly=2000),
+    max_examples=choose(test=15, all=200, nightly=2000),
     suppress_health_check=list(HealthCheck),
     deadline=None,
     phases=[Phase.generate],

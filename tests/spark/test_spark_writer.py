@@ -27,7 +27,7 @@ from embedlog.spark.spark_session import READER
 JVM = pytest.mark.parametrize("reader", ["jvm"], indirect=True)
 BOTH_WRITERS = pytest.mark.parametrize("reader", ["jvm"], indirect=True)
 """The test changes the setting itself."""
-SEEDS = range(choose(test=3, all=40, nightly=500))
+SEEDS = range(choose(test=1, all=40, nightly=500))
 TIME = pa.timestamp("us", "UTC")
 HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 

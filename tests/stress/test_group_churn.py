@@ -367,7 +367,11 @@ SECONDS = choose(test=1.0, all=5.0)
 
 
 @pytest.mark.parametrize(
-    "case", [Churn(seconds=SECONDS), with_long_sessions(seconds=SECONDS)], ids=["short", "long"]
+    "case",
+    [
+        pytest.param(Churn(seconds=SECONDS), id="short"),
+        pytest.param(with_long_sessions(seconds=SECONDS), id="long", marks=pytest.mark.tier("all")),
+    ],
 )
 def test_under_churn_every_record_is_read_and_commits_are_fenced(case):
     """M22, P14: at least once, in order, none twice of members that left cleanly; and no
@@ -404,6 +408,7 @@ def test_the_check_finds_what_is_wrong(monkeypatch, plant):
         churn(Churn(seconds=10, strategy="range"))
 
 
+@pytest.mark.tier("all")
 def test_eight_groups_of_eight_members_do_not_disturb_each_other():
     """M17: in threads and processes; each group reads everything, once."""
     with scratch_directory() as directory:

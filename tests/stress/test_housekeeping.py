@@ -19,6 +19,7 @@ def run(case: HousekeepingRun) -> dict[str, int]:
     return done
 
 
+@pytest.mark.tier("all")
 def test_nobody_notices_that_the_house_is_kept() -> None:
     """P20, D8: no error but where data was deleted; each key ends with what was acked last."""
     share = choose(test=0.1, all=1.0)

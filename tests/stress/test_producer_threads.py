@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import forks, producer_calls
+from support import forks, producer_calls, tiers
 from support.faulty_files import scratch_directory
 from support.interleaving import watched_locks
 from support.mutants import Change
 from support.roots import healthy, open_root
-from support.tiers import choose
 
 from embedlog.root.root import Root
 
-SAMPLE = choose(test=1, all=3)
+SAMPLE = tiers.choose(test=1, all=3)
 """At how many lines of each pair of calls the sampled test stops the first one."""
 
 
@@ -32,7 +31,7 @@ def root() -> Iterator[Root]:
         root.close()
 
 
-@pytest.mark.parametrize("first", producer_calls.CALLS)
+@pytest.mark.parametrize("first", tiers.sample(list(producer_calls.CALLS), 4))
 def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
     """Everything acknowledged is in the log once, as it was sent; at a sample of the lines."""
     for second in producer_calls.CALLS:

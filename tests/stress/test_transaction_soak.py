@@ -71,7 +71,7 @@ def test_each_record_is_transformed_exactly_once(directories: int) -> None:
 
     At any instant.
     """
-    seconds, dice = choose(test=2.5, all=60, nightly=600), random.Random(1)
+    seconds, dice = choose(test=1.0, all=60, nightly=600), random.Random(1)
     with ExitStack() as stack:
         directory = stack.enter_context(scratch_directory())
         paths: Any = [str(directory / f"root{number}") for number in range(directories)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import embedlog
+from support import tiers
 from support.roots import healthy
 
 VALUES = [b"%d" % number for number in range(6)]
@@ -95,7 +96,7 @@ def at_every_await(case: Callable[[Cancelling], Coroutine[Any, Any, None]]) -> i
     """
     number = 0
     while True:
-        for after in (0, 1, 2, None):
+        for after in tiers.choose(quick=(1, None), all=(0, 1, 2, None)):
             plan = Cancelling(number, after)
             asyncio.run(case(plan))
         if not plan.reached:

@@ -21,7 +21,13 @@ from support.power_cut import Recording, materialised
 from support.roots import abandon, healthy, open_root
 from support.tiers import sample
 
-COMPANY = pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
+COMPANY = pytest.mark.parametrize(
+    "company",
+    [
+        pytest.param(False, id="alone"),
+        pytest.param(True, id="beside another", marks=pytest.mark.tier("all")),
+    ],
+)
 """Whether another process has the log open while one is killed."""
 
 Order = Callable[[FaultyFiles], None]

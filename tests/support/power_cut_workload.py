@@ -18,6 +18,7 @@ from support.faulty_files import FaultyFiles, after_reboot, scratch_directory
 from support.log_programs import Entry, ProgramProcess, power_cut_program
 from support.power_cut import Image, Recording, materialise, materialised, remove_impossible
 from support.roots import abandon, open_root
+from support.tiers import choose
 
 
 class Recorder:
@@ -80,7 +81,7 @@ def cut_the_recovery(case: Cut, outcome: Outcome, progress: Progress) -> None:
     rng = random.Random(case.seed)
     with scratch_directory() as scratch:
         recording = _record(scratch / "first", case)
-        images = list(recording.states(limit=400, seed=case.seed, per_cut=8))
+        images = list(recording.states(limit=choose(test=60, all=400), seed=case.seed, per_cut=8))
         states_per_image = 25
         for image in rng.sample(images, min(len(images), case.limit // states_per_image)):
             directory = scratch / "second"

@@ -17,7 +17,7 @@ T = TypeVar("T")
 TIERS = ("quick", "test", "all", "nightly")
 FOLDERS = {"crash": "test", "model": "test", "spark": "test", "stress": "test"}
 """The tier in which the tests of a folder run first, if they have no mark of their own."""
-EXAMPLES = {"quick": 20, "test": 20, "all": 200, "nightly": 2_000}
+EXAMPLES = {"quick": 10, "test": 10, "all": 200, "nightly": 2_000}
 """How many examples hypothesis tries."""
 
 _tier = "test"
@@ -46,12 +46,14 @@ def choose(**values: T) -> T:
 def sample(cases: Sequence[T], most: int) -> list[T]:
     """Return at most so many of the cases; from `all` on, return all of them.
 
-    The first, the last, and between them one of each of so many equal stretches.  Which one is
-    chosen at random, but the same in each run: at equal distances all might be alike, since the
-    kinds of cases often take turns.
+    The first, the last (unless one is all), and between them one of each of so many equal
+    stretches.  Which one is chosen at random, but the same in each run: at equal distances all
+    might be alike, since the kinds of cases often take turns.
     """
     if runs("all") or len(cases) <= most:
         return list(cases)
+    if most == 1:
+        return [cases[0]]
     dice, inner, stretches = random.Random(most), cases[1:-1], most - 2
     bounds = [number * len(inner) // max(stretches, 1) for number in range(stretches + 1)]
     chosen = [inner[dice.randrange(low, high)] for low, high in pairwise(bounds)]
