@@ -15,6 +15,9 @@ PYTHONS ?= python3.11 python3.12 python3.13
 
 .PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests kafka-suite check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types kafka-messages clean
 
+# The tests start Python hundreds of times; without bytecode each compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev jar
 	$(PYTEST) $(SPREAD) --tier=quick $(ARGS)
