@@ -24,6 +24,7 @@ from support.children import in_threads, run_python
 from support.patience import patient
 from support.tiers import choose
 from support.wire_client import WireClient
+from support.wire_members import Classic, Modern
 from test_server_batches import stored
 
 import embedlog
@@ -488,6 +489,39 @@ def test_a_member_in_python_commits_with_a_producer_on_the_wire(log, new_produce
     assert codes[1] in (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.TRANSACTION_ABORTABLE)
     assert producer.end(committed=False) == 0
     assert (values(log), committed(log)) == ([b"x"], 1)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["classic", "KIP-848", "in memory"])
+def test_a_member_on_the_wire_commits_in_a_transaction(
+    log, new_producer, kafka_server, versions, kind
+):
+    """Of each kind of group; who has another generation is told so before the commit."""
+    producer, address = new_producer(versions), kafka_server.bootstrap_servers
+    producer.init()
+    with ExitStack() as stack:
+        if kind == "KIP-848":
+            member = Modern(address, "in")
+            member.join()
+            epoch = member.epoch
+        else:
+            member = Classic(address, "in")
+            if kind == "in memory":
+                other = [{"name": "of a program", "metadata": b""}]
+                member.options["protocols"] = other
+            member.join()
+            assert member.sync() == 0
+            epoch = member.generation
+        stack.callback(member.close)
+        who = {"member_id": member.id, "generation_id": epoch}
+        producer.begin(b"x")
+        wrong = producer.send_offset(4, **{**who, "generation_id": epoch + 1})
+        assert wrong == ErrorCode.ILLEGAL_GENERATION
+        unknown = producer.send_offset(4, **{**who, "member_id": "nobody"})
+        assert unknown in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
+        assert producer.send_offset(4, **who) == 0
+        assert producer.end() == 0
+    assert (values(log), committed(log)) == ([b"x"], 4)
 
 
 # Clients
