@@ -609,20 +609,19 @@ class Answers:
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups."""
         if caller.version < 8:
-            found = self.outcome(self.offsets_of, request.group_id, request.topics)
+            found = self.outcome(self._offsets_of, request.group_id, request.topics)
             return {"topics": [], **found}
         return {
             "groups": [
                 {
                     "group_id": each.group_id,
-                    **self.outcome(self.offsets_of, each.group_id, each.topics),
+                    **self.outcome(self._offsets_of, each.group_id, each.topics),
                 }
                 for each in request.groups
             ]
         }
 
-    def offsets_of(self, group: str, topics: Any) -> Fields:
-        """Return the committed offsets of a group, by default all of them."""
+    def _offsets_of(self, group: str, topics: Any) -> Fields:
         wanted, unknown = None, []
         if topics is not None:
             wanted = []
