@@ -615,19 +615,19 @@ class Answers:
         """Answer: the committed offsets of groups."""
         stable = getattr(request, "require_stable", False)
         if caller.version < 8:
-            found = self.outcome(self.offsets_of, request.group_id, request.topics, stable)
+            found = self.outcome(self._offsets_of, request.group_id, request.topics, stable)
             return {"topics": [], **found}
         return {
             "groups": [
                 {
                     "group_id": each.group_id,
-                    **self.outcome(self.offsets_of, each.group_id, each.topics, stable),
+                    **self.outcome(self._offsets_of, each.group_id, each.topics, stable),
                 }
                 for each in request.groups
             ]
         }
 
-    def offsets_of(self, group: str, topics: Any, stable: bool) -> Fields:
+    def _offsets_of(self, group: str, topics: Any, stable: bool) -> Fields:
         """Return the committed offsets of a group, by default all of them.
 
         With ``stable`` those of open transactions have a code by which clients wait.

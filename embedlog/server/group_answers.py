@@ -156,16 +156,23 @@ class GroupAnswers:
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups, if who asks as a member is one."""
+        if caller.version < _NAMES_MEMBERS_SINCE:
+            return self._answers.offset_fetch(request, caller)
 
-        def offsets(asked: Any) -> Fields:
+        def check(asked: Any) -> None:
             if asked.member_id is not None and self._groups.find(asked.group_id) is None:
                 group = self._members.group(asked.group_id)
                 self._members.check_reader(group, asked.member_id, asked.member_epoch)
-            return self._answers.offsets_of(asked.group_id, asked.topics, request.require_stable)
 
-        if caller.version < _NAMES_MEMBERS_SINCE:
-            return self._answers.offset_fetch(request, caller)
-        return {"groups": self._answers.each(request.groups, ("group_id",), offsets)}
+        checked = self._answers.each(request.groups, ("group_id",), check)
+        allowed = [
+            asked
+            for asked, outcome in zip(request.groups, checked, strict=True)
+            if not outcome["error_code"]
+        ]
+        found = self._answers.offset_fetch(request._replace(groups=allowed), caller)["groups"]
+        refused = [outcome for outcome in checked if outcome["error_code"]]
+        return {"groups": found + refused}
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes offsets of topics that no member reads."""
