@@ -6,6 +6,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Properties;
 import java.util.stream.Collectors;
+import kafka.cluster.Partition;
 import kafka.server.KafkaBroker;
 import kafka.server.KafkaConfig;
 import kafka.server.QuorumTestHarness;
@@ -53,6 +54,11 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     ReplicaManager replicas = Mockito.mock(ReplicaManager.class);
     Mockito.when(replicas.localLog(Mockito.any()))
         .thenAnswer(call -> Option.apply(logOf(call.getArgument(0))));
+    // Who waits for a leader has one.
+    Partition partition = Mockito.mock(Partition.class);
+    Mockito.when(partition.leaderLogIfLocal())
+        .thenReturn(Option.apply(Mockito.mock(UnifiedLog.class)));
+    Mockito.when(replicas.onlinePartition(Mockito.any())).thenReturn(Option.apply(partition));
     Mockito.when(broker.replicaManager()).thenReturn(replicas);
     brokers.append(broker);
   }

@@ -59,7 +59,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
     Server server = new Server(config);
     BeforeEachCallback before =
         context -> {
-          if (isCombined && config.clusterTypes().contains(Type.KRAFT)) {
+          if (isCombined) {
             throw new TestAbortedException("once is enough: there is no controller");
           }
           if (config.isAutoStart()) {
