@@ -45,8 +45,6 @@ public final class ShareMembers {
     /** How long nothing must come before nothing is there. */
     private static final long QUIET_MS = 500;
 
-    private static final long FIRST_PAUSE_MS = 150;
-
     /** How long a member may have no partitions. */
     private static final long JOIN_MS = 120_000;
 
@@ -101,7 +99,7 @@ public final class ShareMembers {
                 open(words[1], words[2], words[3], words[4], words[5]);
                 return "";
             case "poll":
-                return shown(poll(words[1], Long.parseLong(words[2])));
+                return shown(poll(words[1], Long.parseLong(words[2]), Long.parseLong(words[3])));
             case "acknowledge":
                 // Records are known by their places.
                 ConsumerRecord<String, String> record = new ConsumerRecord<>(
@@ -202,14 +200,16 @@ public final class ShareMembers {
      * nothing comes.
      *
      * <p>A poll that waits asks again and again, also while an answer is on its way, and then takes
-     * further records in its background. So each poll only asks, or returns what has come.
+     * further records in its background. So each poll only asks, or returns what has come, and
+     * the first pause is as long as an answer takes.
      */
-    private ConsumerRecords<String, String> poll(String member, long patienceMs) throws Exception {
+    private ConsumerRecords<String, String> poll(String member, long patienceMs, long firstPauseMs)
+        throws Exception {
         KafkaShareConsumer<String, String> consumer = members.get(member);
         long now = System.currentTimeMillis();
         long joinBy = now + JOIN_MS;
         long end = now + patienceMs;
-        for (long pause = FIRST_PAUSE_MS; ; pause = Math.min(2 * pause, QUIET_MS)) {
+        for (long pause = firstPauseMs; ; pause *= 2) {
             ConsumerRecords<String, String> records = consumer.poll(Duration.ZERO);
             if (!records.isEmpty()) {
                 return records;
@@ -220,7 +220,7 @@ public final class ShareMembers {
                 } else if (System.currentTimeMillis() > joinBy) {
                     throw new IllegalArgumentException(member + " gets no partitions");
                 }
-                Thread.sleep(FIRST_PAUSE_MS);
+                Thread.sleep(100);
             }
             if (System.currentTimeMillis() > end) {
                 Thread.sleep(QUIET_MS);

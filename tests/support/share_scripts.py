@@ -220,7 +220,9 @@ class KafkaSide(Side):
     def poll(self, member: str, *, waits: bool = False) -> list[Delivery]:
         """Return what a member gets; if it ``waits``, something must come soon."""
         seconds = min(patient(2), 30) if waits else 0
-        words = self._members.ask("poll", f"{self.group}-{member}", int(seconds * 1000))
+        pause = min(patient(0.05), 1)
+        times = int(seconds * 1000), int(pause * 1000)
+        words = self._members.ask("poll", f"{self.group}-{member}", *times)
         found = []
         for word in words:
             partition, offset, count, value = map(int, word.split(":"))
