@@ -14,8 +14,8 @@ from embedlog.server.cluster import controller_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
 
-_TRANSACTION = 1
-"""Kafka's number for the coordinator of transactions."""
+_GROUP, _TRANSACTION = 0, 1
+"""Kafka's numbers for coordinators."""
 
 
 class GroupAnswers:
@@ -33,6 +33,8 @@ class GroupAnswers:
         """Answer: the server itself."""
 
         def find() -> Fields:
+            if request.key_type not in (_GROUP, _TRANSACTION):
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Only groups have a coordinator")
             if request.key_type == _TRANSACTION:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "This server has no transactions yet")
             return {
@@ -42,6 +44,8 @@ class GroupAnswers:
             }
 
         found = self._answers.outcome(find)
+        if found["error_code"]:
+            found["node_id"] = -1
         return {
             **found,
             "coordinators": [{"key": key, **found} for key in request.coordinator_keys],

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 import pytest
 
-VERSION = "4.1.0"
+VERSION = "4.4.0"
 JARS = Path(gettempdir()) / f"embedlog-tests-kafka-{VERSION}"
 """Kafka and what it needs, 100 MB; they are fetched once."""
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
