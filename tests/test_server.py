@@ -47,6 +47,7 @@ from embedlog.server.record_batches import write_batches
 from embedlog.server.server import APIS, offered
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_NUMBERS = {"num_partitions": 1, "replication_factor": 1}
 
 
 @pytest.fixture
@@ -708,7 +709,9 @@ def test_the_command_serves_until_a_signal(tmp_path, number, code):
     process = subprocess.Popen([*command, "127.0.0.1:0", "--json"], stdout=subprocess.PIPE)
     address = json.loads(process.stdout.readline())["bootstrap_servers"]
     with WireClient(address) as client:
-        answer = client.ask("CreateTopics", 7, topics=[{"name": "orders", "num_partitions": 1}])
+        answer = client.ask(
+            "CreateTopics", 7, topics=[{"name": "orders", **_NUMBERS}]
+        )
         assert answer.topics[0].error_code == 0
         assert produce(client, "orders", batch_of()).error_code == 0
     process.send_signal(number)
@@ -727,7 +730,9 @@ def test_a_log_that_is_read_only(embedlog_log):
             assert len(offsets_of(fetch(client, "orders", 0))) == 1
             refused = produce(client, "orders", batch_of())
             assert refused.error_code == ErrorCode.POLICY_VIOLATION
-            answer = client.ask("CreateTopics", 7, topics=[{"name": "new", "num_partitions": 1}])
+            answer = client.ask(
+                "CreateTopics", 7, topics=[{"name": "new", **_NUMBERS}]
+            )
             assert answer.topics[0].error_code == ErrorCode.POLICY_VIOLATION
             topics = [{"name": "orders", "partition_indexes": [0]}]
             answer = client.ask("OffsetFetch", 7, group_id="g", topics=topics)
