@@ -17,6 +17,7 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import aiokafka
 import confluent_kafka
@@ -46,6 +47,7 @@ from embedlog.server.record_batches import write_batches
 from embedlog.server.server import APIS, offered
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_NUMBERS = {"num_partitions": 1, "replication_factor": 1}
 
 
 @pytest.fixture
@@ -464,6 +466,55 @@ def test_offsets_are_found_by_time_and_epoch(embedlog_log, client):
     assert answer.topics[0].partitions[0].end_offset == 5
 
 
+def codes(answer: Any) -> list[int]:
+    """Return the error codes of the first list of an answer."""
+    return [each.error_code for each in next(each for each in answer if isinstance(each, list))]
+
+
+def test_what_no_broker_accepts_has_its_code(embedlog_log, client):
+    """As compared in tests/kafka/test_server_against_kafka.py."""
+    embedlog_log.create_topic("orders", config={"cleanup.policy": "compact"})
+    unknown = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    invalid = [ErrorCode.INVALID_REQUEST]
+    parts = [{"partition_index": 0, "offset": 0, "timestamp": -1}]
+    names = [{"name": "a b", "partitions": parts, "partition_indexes": [0], "count": 2}]
+    for api, version in (("ListOffsets", 7), ("DeleteRecords", 2)):
+        answer = client.ask(api, version, topics=names)
+        assert [each.error_code for each in answer.topics[0].partitions] == unknown, api
+    assert codes(client.ask("CreatePartitions", 3, topics=names)) == unknown
+    by_neither = [{"name": None, "topic_id": UUID(int=0)}]
+    assert codes(client.ask("DeleteTopics", 6, topics=by_neither)) == invalid
+    topic = {"name": "new", "num_partitions": 1, "replication_factor": 1}
+    assert codes(client.ask("CreateTopics", 7, topics=[topic, topic])) == invalid
+    none = [{**topic, "replication_factor": 0}]
+    refused = [ErrorCode.INVALID_REPLICATION_FACTOR]
+    assert codes(client.ask("CreateTopics", 7, topics=none)) == refused
+    topics = [{"name": "orders", "partitions": parts}]
+    deleted = client.ask("DeleteRecords", 2, topics=topics).topics[0].partitions[0]
+    assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.POLICY_VIOLATION, -1)
+    null = [{"name": "retention.ms", "value": None, "config_operation": 0}]
+    for kind, name, settings in ((2, "orders", null), (2, "", []), (9, "orders", []), (4, "7", [])):
+        resource = {"resource_type": kind, "resource_name": name, "configs": settings}
+        for api in ("AlterConfigs", "IncrementalAlterConfigs"):
+            assert codes(client.ask(api, 1, resources=[resource])) == invalid, (api, kind, name)
+    assert "new" not in embedlog_log.topics()
+
+
+def test_a_page_of_topics_ends_where_the_limit_is_reached(embedlog_log, client):
+    for name in ("a", "b", "c"):
+        embedlog_log.create_topic(name, 2)
+    pages, cursor = [], None
+    while True:
+        answer = client.ask(
+            "DescribeTopicPartitions", 0, topics=[], response_partition_limit=2, cursor=cursor
+        )
+        pages.append([each.name for each in answer.topics])
+        cursor = answer.next_cursor and answer.next_cursor._asdict()
+        if cursor is None:
+            break
+    assert pages == [["a"], ["b"], ["c"]]
+
+
 # Typed topics
 
 
@@ -658,7 +709,7 @@ def test_the_command_serves_until_a_signal(tmp_path, number, code):
     process = subprocess.Popen([*command, "127.0.0.1:0", "--json"], stdout=subprocess.PIPE)
     address = json.loads(process.stdout.readline())["bootstrap_servers"]
     with WireClient(address) as client:
-        answer = client.ask("CreateTopics", 7, topics=[{"name": "orders", "num_partitions": 1}])
+        answer = client.ask("CreateTopics", 7, topics=[{"name": "orders", **_NUMBERS}])
         assert answer.topics[0].error_code == 0
         assert produce(client, "orders", batch_of()).error_code == 0
     process.send_signal(number)
@@ -677,7 +728,7 @@ def test_a_log_that_is_read_only(embedlog_log):
             assert len(offsets_of(fetch(client, "orders", 0))) == 1
             refused = produce(client, "orders", batch_of())
             assert refused.error_code == ErrorCode.POLICY_VIOLATION
-            answer = client.ask("CreateTopics", 7, topics=[{"name": "new", "num_partitions": 1}])
+            answer = client.ask("CreateTopics", 7, topics=[{"name": "new", **_NUMBERS}])
             assert answer.topics[0].error_code == ErrorCode.POLICY_VIOLATION
             topics = [{"name": "orders", "partition_indexes": [0]}]
             answer = client.ask("OffsetFetch", 7, group_id="g", topics=topics)

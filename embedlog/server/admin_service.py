@@ -81,8 +81,8 @@ class AdminService:
 
     def create_partitions(self, topic: str, total: int, *, validate_only: bool) -> None:
         """Increase the number of partitions of a topic, or only check the arguments."""
-        check_partition_count(total)
         current = self._log.root.partitions(topic)
+        check_partition_count(total)
         if total <= current:
             # Brokers refuse the present number too.
             raise InvalidPartitionsError(f"The topic has {current} partitions already", topic=topic)

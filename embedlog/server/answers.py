@@ -21,8 +21,11 @@ from embedlog.errors import (
     EmbedlogError,
     GroupIdNotFoundError,
     InvalidReplicationAssignmentError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
 )
 from embedlog.groups.membership import MODERN, SHARE
+from embedlog.partition import PartitionLog
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
@@ -45,8 +48,16 @@ TOPIC, BROKER = 2, 4
 """Kafka's numbers for resources that have settings."""
 _TYPES = {bool: 1, type(None): 1, int: 5, float: 6, str: 2}
 """Kafka's numbers for types of settings."""
+_INTS = frozenset(
+    {"broker.id", "index.interval.bytes", "max.message.bytes", "min.insync.replicas"}
+    | {"num.partitions", "segment.bytes", "segment.index.bytes"}
+)
+_TYPES_BY_NAME = {"cleanup.policy": 7, **dict.fromkeys(_INTS, 3)}
+"""Where a value of Python does not tell: lists, and what has 32 bits in Kafka."""
 _OF_TOPIC, _OF_BROKER, _DEFAULT = 1, 4, 5
 """Kafka's numbers for where the value of a setting is from."""
+_EARLIEST_TO_UPLOAD = -6
+"""The last of Kafka's numbers for offsets to look up."""
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
 
@@ -54,6 +65,12 @@ _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 MODERN_STATES = {"PreparingRebalance": "Assigning", "CompletingRebalance": "Reconciling"}
 """Kafka's names for states of groups with members of KIP-848, by those of classic groups."""
 _NO_ID = UUID(int=0)
+_ALL_OPERATIONS_ON_TOPIC, _ALL_OPERATIONS_ON_CLUSTER = 0b1101_1111_1000, 0b1_1111_1010_0000
+"""What a client may do, as bits: everything, since there are no access control lists."""
+_MAX_DESCRIBED = 2000
+"""How many partitions DescribeTopicPartitions describes at most."""
+_BROKERS, _CONTROLLERS = 1, 2
+"""Kafka's numbers for what DescribeCluster describes."""
 Commit = Callable[
     [dict[TopicPartition, OffsetAndMetadata]],
     Mapping[TopicPartition, EmbedlogError | ApiError | None],
@@ -150,6 +167,18 @@ class Answers:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with the id {number}")
         return found
 
+    def partition(self, name: str, number: int) -> PartitionLog:
+        """Return a partition.
+
+        Raises:
+            ApiError: There is none, and there cannot be one of that name.
+            UnknownTopicOrPartitionError: There is none.
+        """
+        try:
+            return self.log.root.partition(name, number)
+        except InvalidTopicError as error:
+            raise _unknown(error) from error
+
     # Topics and brokers
 
     def metadata(self, request: Any, caller: Caller) -> Fields:
@@ -167,13 +196,15 @@ class Answers:
             "brokers": self._brokers(caller, "node_id"),
             "cluster_id": cluster_id(log),
             "controller_id": controller_id(log),
-            "topics": topics,
+            "topics": _with_operations(topics, request.include_topic_authorized_operations),
+            **_operations_on_cluster(request),
         }
 
     def _asked_topic(self, name: str | None, number: UUID, create: bool) -> Fields:
         root = self.log.root
         try:
-            name = self.named(name, number)
+            # An empty name is one, and a wrong one.
+            name = self.named(name, number) if name is None else name
             return self._topic(root.ensure_topic(name) if create else root.topic(name))
         except (EmbedlogError, ApiError) as error:
             return {"name": name, "topic_id": number, **self.failure(error)}
@@ -215,16 +246,23 @@ class Answers:
 
     def describe_topic_partitions(self, request: Any, caller: Caller) -> Fields:
         """Answer: topics with their partitions, a page of them."""
-        described, left, cursor = [], request.response_partition_limit, request.cursor
-        for name in sorted(topic.name for topic in request.topics):
+        described, cursor = list[Fields](), request.cursor
+        left = min(max(request.response_partition_limit, 1), _MAX_DESCRIBED)
+        names = [topic.name for topic in request.topics] or self.log.root.topics()
+        if cursor is not None and cursor.partition_index < 0:
+            failed = self.failure(ApiError(ErrorCode.INVALID_REQUEST, "The cursor is negative"))
+            return {"topics": [{"name": topic.name, **failed} for topic in request.topics]}
+        for name in sorted(names):
             if cursor is not None and name < cursor.topic_name:
                 continue
+            if left == 0:
+                return {"topics": described, "next_cursor": {"topic_name": name}}
             topic, first = self._asked_topic(name, _NO_ID, False), 0
             partitions = topic.get("partitions", [])
             if cursor is not None and name == cursor.topic_name:
                 first = cursor.partition_index
             page = partitions[first : first + left]
-            described.append({**topic, "partitions": page})
+            described += _with_operations([{**topic, "partitions": page}], True)
             left -= len(page)
             if first + len(page) < len(partitions):
                 after = {"topic_name": name, "partition_index": first + len(page)}
@@ -236,15 +274,25 @@ class Answers:
 
         def create(topic: Any) -> Fields:
             assigned = {each.partition_index: each.broker_ids for each in topic.assignments or ()}
+            if topic.replication_factor < 1 and topic.replication_factor != -1:
+                raise InvalidReplicationFactorError(
+                    f"A replication factor is at least 1, got {topic.replication_factor}"
+                )
+            by_hand = topic.num_partitions == topic.replication_factor == -1
+            if names.count(topic.name) > 1 or (assigned and not by_hand):
+                text = "A topic is there once, with either an assignment or numbers"
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
             settings = {each.name: each.value for each in topic.configs or ()}
+            if None in settings.values():
+                raise ApiError(ErrorCode.INVALID_CONFIG, "The value of a setting is null")
             count = self.service.create_topic(
                 *(topic.name, topic.num_partitions, settings),
                 replication_factor=topic.replication_factor,
                 replicas=_in_order(assigned),
                 validate_only=request.validate_only,
             )
-            copies = topic.replication_factor
             if request.validate_only:
+                copies = topic.replication_factor if self.log.root.replicated else 1
                 return {"num_partitions": count, "replication_factor": copies}
             info = self.log.root.topic(topic.name)
             return {
@@ -254,14 +302,22 @@ class Answers:
                 "configs": _entries(info.config.to_dict(), TopicConfig().to_dict()),
             }
 
-        return {"topics": self.each(request.topics, ("name",), create)}
+        names = [topic.name for topic in request.topics]
+        # A name that is there twice has one answer.
+        topics = {topic.name: topic for topic in request.topics}.values()
+        return {"topics": self.each(topics, ("name",), create)}
 
     def delete_topics(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes topics."""
 
         def delete(name: str | None, number: UUID) -> Fields:
+            if (name is None) == (number == _NO_ID):
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Either the name or the id")
             name = self.named(name, number)
-            deleted = topic_id(self.log, self.log.root.topic(name))
+            try:
+                deleted = topic_id(self.log, self.log.root.topic(name))
+            except InvalidTopicError as error:
+                raise _unknown(error) from error
             self.log.delete_topic(name)
             return {"name": name, "topic_id": deleted}
 
@@ -279,16 +335,30 @@ class Answers:
 
         def create(topic: Any) -> None:
             only_check = request.validate_only
+            try:
+                self.log.root.topic(topic.name)
+            except InvalidTopicError as error:
+                raise _unknown(error) from error
             self.service.create_partitions(topic.name, topic.count, validate_only=only_check)
 
         return {"results": self.each(request.topics, ("name",), create)}
 
     def describe_cluster(self, request: Any, caller: Caller) -> Fields:
-        """Answer: brokers."""
+        """Answer: brokers.
+
+        Raises:
+            ApiError: It is asked for others.
+        """
+        if request.endpoint_type == _CONTROLLERS:
+            text = "These are brokers, and clients of the log do not reach its controllers"
+            raise ApiError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, text)
+        if request.endpoint_type != _BROKERS:
+            raise ApiError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "There are only brokers")
         return {
             "cluster_id": cluster_id(self.log),
             "controller_id": controller_id(self.log),
             "brokers": self._brokers(caller, "broker_id"),
+            **_operations_on_cluster(request),
         }
 
     # Copies
@@ -418,18 +488,27 @@ class Answers:
         """Answer: deletes the records before an offset; -1 is the end."""
 
         def delete(partition: TopicPartition, item: Any) -> Fields:
-            offset = item.offset
+            offset, log = item.offset, self.partition(*partition)
+            if "delete" not in self.log.root.topic(partition.topic).config.cleanup_policy:
+                text = "The records of a compacted topic are not deleted"
+                raise ApiError(ErrorCode.POLICY_VIOLATION, text)
             if offset == -1:
-                offset = self.log.root.partition(*partition).end_offset()
+                offset = log.end_offset()
             return {"low_watermark": self.log.delete_records({partition: offset})[partition]}
 
-        return {"topics": self.each_partition(request.topics, delete)}
+        topics = self.each_partition(request.topics, delete)
+        for topic in topics:
+            topic["partitions"] = [{"low_watermark": -1, **each} for each in topic["partitions"]]
+        return {"topics": topics}
 
     def list_offsets(self, request: Any, caller: Caller) -> Fields:
         """Answer: offsets by time, and the first and last ones."""
 
         def offset(partition: TopicPartition, item: Any) -> Fields:
             self.check_epoch(partition, item.current_leader_epoch)
+            if item.timestamp < _EARLIEST_TO_UPLOAD:
+                text = f"There is no offset for the timestamp {item.timestamp}"
+                raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
             found, timestamp, epoch = self.service.offset(*partition, int(item.timestamp))
             known = -1 if epoch is None else epoch
             return {"offset": found, "timestamp": timestamp, "leader_epoch": known}
@@ -442,7 +521,7 @@ class Answers:
         Raises:
             ApiError: It knows another one.
         """
-        current = self.log.root.partition(*partition).tail().leader_epoch
+        current = self.partition(*partition).tail().leader_epoch
         if -1 < epoch != current:
             fenced = epoch < current
             raise ApiError(
@@ -498,7 +577,7 @@ class Answers:
 
     def _settings_of_broker(self, resource: Any) -> dict[str, Any]:
         if resource.resource_type != BROKER:
-            raise ApiError(ErrorCode.INVALID_REQUEST, "Only topics and brokers have settings")
+            raise _no_settings()
         name = resource.resource_name
         node = self._broker(int(name) if name.isdecimal() else NO_LEADER)
         values = MaintenanceConfig().to_dict() | {
@@ -532,13 +611,19 @@ class Answers:
         """Answer: changes some settings of topics."""
 
         def changes(config: TopicConfig, entries: Any) -> dict[str, Any]:
-            return {
-                each.name: changed_setting(
-                    config, each.name, _OPERATIONS[each.config_operation], each.value
-                )
-                for each in entries
-                if 0 <= each.config_operation < len(_OPERATIONS)
-            }
+            known, changed = config.to_dict(), {}
+            for each in entries:
+                if not 0 <= each.config_operation < len(_OPERATIONS):
+                    continue
+                operation = _OPERATIONS[each.config_operation]
+                if operation != "DELETE":
+                    value = _given(each)
+                elif each.name in known:
+                    value = None
+                else:
+                    continue  # It has no value, as asked.
+                changed[each.name] = changed_setting(config, each.name, operation, value)
+            return changed
 
         return self._alter(request, changes)
 
@@ -546,7 +631,8 @@ class Answers:
         """Answer: sets all settings of topics; others get their defaults."""
 
         def changes(config: TopicConfig, entries: Any) -> dict[str, Any]:
-            return dict.fromkeys(config.overrides()) | {each.name: each.value for each in entries}
+            given = {each.name: _given(each) for each in entries}
+            return dict.fromkeys(config.overrides()) | given
 
         return self._alter(request, changes)
 
@@ -554,10 +640,18 @@ class Answers:
         self, request: Any, changes_of: Callable[[TopicConfig, Any], dict[str, Any]]
     ) -> Fields:
         def alter(resource: Any) -> None:
+            if resource.resource_type == BROKER:
+                self._settings_of_broker(resource)
+            elif resource.resource_type != TOPIC:
+                raise _no_settings()
             if resource.resource_type != TOPIC:
                 text = "Only the settings of topics can be changed"
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
             name = resource.resource_name
+            settings = [each.name for each in resource.configs or ()]
+            if not name or len(settings) > len(set(settings)):
+                text = "Name the topic, and each setting once"
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
             changes = changes_of(self.service.topic_config(name), resource.configs or ())
             self.service.alter_topic(name, changes, validate_only=request.validate_only)
 
@@ -640,7 +734,7 @@ class Answers:
                 number = getattr(topic, "topic_id", _NO_ID)
                 name = topic.name or self.topic_name(number)
                 if name is None:
-                    code = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
+                    code = {**_position(None), "error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
                     parts = [{"partition_index": n, **code} for n in topic.partition_indexes]
                     unknown.append({"topic_id": number, "partitions": parts})
                     continue
@@ -681,7 +775,9 @@ class Answers:
             if name is not None and item.committed_offset < 0
         }
         outcomes |= {
-            part: {"error_code": 0} if error is None else self.failure(error)
+            part: {"error_code": 0}
+            if error is None
+            else self.failure(_unknown(error) if isinstance(error, InvalidTopicError) else error)
             for part, error in commit(positions).items()
         }
         no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
@@ -705,6 +801,7 @@ class Answers:
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes committed offsets."""
         group = self.log.groups[request.group_id]
+        group.describe()  # or raises: for all partitions
         topics = self.each_partition(
             request.topics, lambda partition, _: group.delete_offsets([partition])
         )
@@ -719,6 +816,39 @@ class Answers:
 
         identity = ("member_id", "group_instance_id")
         return {"members": self.each(request.members, identity, remove)}
+
+
+def _unknown(error: InvalidTopicError) -> ApiError:
+    """Return what brokers say of a name that no topic can have: they check that of new ones."""
+    return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error))
+
+
+def _given(entry: Any) -> Any:
+    """Return the value that a request has for a setting.
+
+    Raises:
+        ApiError: It is null.
+    """
+    if entry.value is None:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"The value of {entry.name} is null")
+    return entry.value
+
+
+def _no_settings() -> ApiError:
+    return ApiError(ErrorCode.INVALID_REQUEST, "Only topics and brokers have settings")
+
+
+def _with_operations(topics: list[Fields], is_asked: bool) -> list[Fields]:
+    """Return described topics with what a client may do, if it asks."""
+    allowed = {"topic_authorized_operations": _ALL_OPERATIONS_ON_TOPIC}
+    # Brokers say so of topics that they do not have, too.
+    return [{**topic, **allowed} for topic in topics] if is_asked else topics
+
+
+def _operations_on_cluster(request: Any) -> Fields:
+    if not request.include_cluster_authorized_operations:
+        return {}
+    return {"cluster_authorized_operations": _ALL_OPERATIONS_ON_CLUSTER}
 
 
 def _in_order(assigned: dict[int, Any]) -> list[Any]:
@@ -759,7 +889,7 @@ def _entries(
             "value": setting_text(value),
             "read_only": defaults is None,
             "config_source": source,
-            "config_type": _TYPES[type(value)],
+            "config_type": _TYPES_BY_NAME.get(name, _TYPES[type(value)]),
         }
         if synonyms:
             found = [(value, source)]

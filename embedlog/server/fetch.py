@@ -165,7 +165,7 @@ class _Answer:
 
     def _read(self, name: str, item: Any) -> Fields:
         fetcher = self._fetcher
-        log = fetcher.answers.log.root.partition(name, item.partition)
+        log = fetcher.answers.partition(name, item.partition)
         log.refresh()
         tail = log.tail()
         partition = TopicPartition(name, item.partition)

@@ -23,6 +23,8 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
 from embedlog.server.remote_members import RemoteMembers
 
+_COORDINATED = 0, 1
+"""Kafka's numbers for coordinators: of groups, and of transactions."""
 _NAMES_MEMBERS_SINCE = 9
 """The version of OffsetFetch."""
 
@@ -44,6 +46,9 @@ class GroupAnswers:
         """Answer: the server itself."""
 
         def find() -> Fields:
+            if request.key_type not in _COORDINATED:
+                text = "Only groups and transactions have a coordinator"
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
             return {
                 "node_id": controller_id(self._log),
                 "host": caller.host,
@@ -51,6 +56,8 @@ class GroupAnswers:
             }
 
         found = self._answers.outcome(find)
+        if found["error_code"]:
+            found["node_id"] = -1
         return {
             **found,
             "coordinators": [{"key": key, **found} for key in request.coordinator_keys],

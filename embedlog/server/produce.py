@@ -61,7 +61,7 @@ class Producers:
             raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks cannot be {request.acks}")
         name = self._answers.named(name, number)
         refuse_internal(name)
-        log = self._log.root.partition(name, item.index)
+        log = self._answers.partition(name, item.index)
         batch = read_batch(item.records)
         if batch.codec == "zstd" and caller.version < _ZSTD_SINCE:
             text = f"Produce requests of version {caller.version} cannot have zstd"

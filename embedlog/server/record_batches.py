@@ -115,15 +115,17 @@ def read_batch(records: memoryview | None) -> WireBatch:
     if len(records) < HEAD.size:
         if len(records) > 16 and records[16] < 2:
             raise _invalid(f"Message format {records[16]} is too old: batches have version 2")
-        raise _corrupt(f"A batch has at least {HEAD.size} bytes, got {len(records)}")
+        raise _invalid(f"A batch has at least {HEAD.size} bytes, got {len(records)}")
     fields = HEAD.unpack_from(records)
     _, length, _, magic, crc, attributes, last_delta, base_timestamp, _ = fields[:9]
     producer_id, producer_epoch, sequence, count = fields[9:]
     if magic != 2:
-        raise _invalid(f"Message format {magic} is not supported: batches must have version 2")
+        refused = _corrupt if magic > 2 else _invalid
+        raise refused(f"Message format {magic} is not supported: batches must have version 2")
     end = _LENGTH_AT + length
     if not HEAD.size <= end <= len(records):
-        raise _corrupt(f"The batch says that it has {end} bytes, and {len(records)} came")
+        refused = _invalid if end > len(records) else _corrupt
+        raise refused(f"The batch says that it has {end} bytes, and {len(records)} came")
     if end < len(records):
         raise _invalid("A produce request must have exactly one record batch for each partition")
     if crc32c(records[_COVERED_AT:]) != crc:
@@ -134,6 +136,8 @@ def read_batch(records: memoryview | None) -> WireBatch:
         raise ApiError(ErrorCode.INVALID_TIMESTAMP, "Producers cannot set the log append time")
     if attributes & _CODEC >= len(NAMES):
         raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "The batch has an unknown codec")
+    if producer_id >= 0 and sequence < 0:
+        raise _invalid("The batch of an idempotent producer has no sequence number")
     if count <= 0 or last_delta != count - 1:
         raise _invalid(f"The batch has {count} records with offsets up to {last_delta}")
     codec = NAMES[attributes & _CODEC]
