@@ -709,9 +709,7 @@ def test_the_command_serves_until_a_signal(tmp_path, number, code):
     process = subprocess.Popen([*command, "127.0.0.1:0", "--json"], stdout=subprocess.PIPE)
     address = json.loads(process.stdout.readline())["bootstrap_servers"]
     with WireClient(address) as client:
-        answer = client.ask(
-            "CreateTopics", 7, topics=[{"name": "orders", **_NUMBERS}]
-        )
+        answer = client.ask("CreateTopics", 7, topics=[{"name": "orders", **_NUMBERS}])
         assert answer.topics[0].error_code == 0
         assert produce(client, "orders", batch_of()).error_code == 0
     process.send_signal(number)
@@ -730,9 +728,7 @@ def test_a_log_that_is_read_only(embedlog_log):
             assert len(offsets_of(fetch(client, "orders", 0))) == 1
             refused = produce(client, "orders", batch_of())
             assert refused.error_code == ErrorCode.POLICY_VIOLATION
-            answer = client.ask(
-                "CreateTopics", 7, topics=[{"name": "new", **_NUMBERS}]
-            )
+            answer = client.ask("CreateTopics", 7, topics=[{"name": "new", **_NUMBERS}])
             assert answer.topics[0].error_code == ErrorCode.POLICY_VIOLATION
             topics = [{"name": "orders", "partition_indexes": [0]}]
             answer = client.ask("OffsetFetch", 7, group_id="g", topics=topics)
