@@ -21,7 +21,7 @@ from embedlog.server.protocol import api_names
 from embedlog.server.record_batches import HEAD, write_batches
 from support.patience import patient
 from support.random_messages import random_records
-from support.wire_pair import Found, Pair, Side, Step
+from support.wire_pair import REFUSED, Found, Pair, Side, Step
 
 NO_ID = UUID(int=0)
 OTHER_ID = UUID(int=77)
@@ -839,7 +839,7 @@ def member(world: World) -> list[Scenario]:
         Step("after all left", "DescribeGroups", of_group),
         join("unknown id", "nobody"),
     ]
-    other = world.new("nobodys")
+    other = world.new(REFUSED)
     nobody = {"group_id": other}
     return [
         life,
