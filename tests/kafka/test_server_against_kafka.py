@@ -79,7 +79,6 @@ DIFFERENCES = [
     Difference("Produce: sent with append time", "*", "Kafka keeps such timestamps"),
     Difference("Produce: in the future", "*", _DEFAULTS),
     Difference("Produce: producer with a negative epoch", "*", "Kafka takes it for none"),
-    Difference("FindCoordinator: *", "error_message", "Kafka says NONE", "a text", "None"),
     Difference("OffsetCommit: *negative offset", "*", "Offsets begin at 0", "0", "42"),
     Difference("OffsetCommit: unknown member", "*", "Open: Kafka does not ask", "0", "25"),
     Difference("OffsetCommit: no group", "*", _NAMED),
