@@ -173,7 +173,7 @@ class _Answer:
         end = self.ends[log] = log.visible_end(tail)
         if self._left is None and item.fetch_offset < end:
             request = self._request
-            wanted = min(max(request.max_bytes, 0), MAX_ANSWER_BYTES)
+            wanted = min(max(request.max_bytes, 1), MAX_ANSWER_BYTES)
             self._left = fetcher.grant(wanted)
         records = b""
         # The first batch of an answer is whole, however large it is (KIP-74).

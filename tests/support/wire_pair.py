@@ -212,7 +212,7 @@ class Side:
             return "the broker" if answer in (0, self.node) else answer
         if name in _TEXTS:
             # Kafka does not say whether a text is null or empty.
-            return _TEXT if answer else None
+            return _TEXT if answer and answer != "NONE" else None
         if name in ("producer_id", "session_id") and answer > 0:
             return "an id"
         if name == "aborted_transactions":
