@@ -707,7 +707,7 @@ TRANSACTIONS = Table[Any](
     "transactional_id: text",
     "producer_id: u64, number: u64, version: u64",
     "The last transaction of a producer: its number has the producer's epoch above 32 bits, and is "
-    "odd while a transaction of a client of `embedlog serve` has begun; and the version of `live` "
+    "odd while a transaction of a client of a server has begun; and the version of `live` "
     "that committed it",
 )
 CHECKPOINTED = Table[int](

@@ -273,7 +273,7 @@ class RemoteMembers:
     def _step(self, group: Group, member: str, step: Callable[[kv.Txn, Membership], Step]) -> Step:
         """Run a step once the group has a target for its members and topics."""
         catalog = self._log.root.version()
-        self._remove_dead(group, member)
+        self._remove_dead(group)
         group.check_topics()
         group.rebalance(ASSIGNORS)
         done = group.update(step)
@@ -307,12 +307,15 @@ class RemoteMembers:
     def _is_look_due(self, group: Group) -> bool:
         return monotonic() >= self._looked.get(group.name, 0.0)
 
-    def _remove_dead(self, group: Group, alive: str) -> None:
-        """Remove dead members now and then: who else would, in a group of clients only?"""
+    def _remove_dead(self, group: Group) -> None:
+        """Remove dead members now and then: who else would, in a group of clients only?
+
+        Also who asks, if its time is over: it may be the one that asks most often.
+        """
         if not self._is_look_due(group):
             return
         self._looked[group.name] = monotonic() + _LOOK_SECONDS
-        group.remove_dead_members(exclude=alive)
+        group.remove_dead_members()
         members = group.read().members
         seen = self._seen.get(group.name, {})
         for gone in set(seen) - members.keys():  # Other threads add to it meanwhile.

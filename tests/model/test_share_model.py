@@ -31,7 +31,7 @@ from support.forks import in_memory, tell
 from support.manual_compaction import keep
 from support.mutants import Change
 from support.roots import abandon, healthy, open_root
-from support.tiers import choose, runs
+from support.tiers import choose
 
 from embedlog.api.consumer_group import ConsumerGroup
 from embedlog.config import TopicConfig
@@ -519,11 +519,8 @@ def hunt(bug: Callable[[], None]) -> str | None:
     return None
 
 
-FEW = ["a rejected record has no dead letter"]
-"""Those that the small tiers plant."""
-
-
-@pytest.mark.parametrize("name", list(BUGS) if runs("all") else FEW)
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("name", BUGS)
 def test_the_model_finds_a_planted_bug(name: str) -> None:
     """A model that never failed proves nothing."""
     found = forks.call(lambda: hunt(BUGS[name]), patience=300)
