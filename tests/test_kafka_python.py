@@ -639,6 +639,9 @@ def test_topics(client):
     admin.delete_topics([UUID(topic["topic_id"])])
     assert admin.list_topics() == []
     assert admin.describe_topics(["t"])[0]["error_code"] == 3
+    admin.create_topics(["t"])
+    admin.delete_topics(["t"])
+    assert admin.list_topics() == []
 
 
 def test_settings_of_topics(client):

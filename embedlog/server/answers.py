@@ -311,7 +311,8 @@ class Answers:
         """Answer: deletes topics."""
 
         def delete(name: str | None, number: UUID) -> Fields:
-            if (name is None) == (number == _NO_ID):
+            # kafka-python's requests have None where they have no id.
+            if (name is None) == (number in (None, _NO_ID)):
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Either the name or the id")
             name = self.named(name, number)
             try:
