@@ -171,9 +171,7 @@ class RemoteMembers:
         """
 
         def step(txn: kv.Txn, document: Membership) -> None:
-            info = _info(group, document, member, instance)
-            share = _share(txn, group, document, member)
-            check(_session(txn, group, member), share.kept.keys() | share.revoked.keys())
+            info, _, _ = _checked(txn, group, document, member, instance, check)
             document.change(changed(info))
 
         group.update(step)
@@ -224,9 +222,7 @@ class RemoteMembers:
         """
 
         def step(txn: kv.Txn, document: Membership) -> Step:
-            info = _info(group, document, member, instance)
-            session, share = _session(txn, group, member), _share(txn, group, document, member)
-            check(session, share.kept.keys() | share.revoked.keys())
+            info, session, share = _checked(txn, group, document, member, instance, check)
             is_revoking = bool(share.revoked) and (
                 owned is None or not share.revoked.keys().isdisjoint(owned)
             )
@@ -257,9 +253,7 @@ class RemoteMembers:
         """
 
         def step(txn: kv.Txn, document: Membership) -> Step:
-            info = _info(group, document, member, instance)
-            session, share = _session(txn, group, member), _share(txn, group, document, member)
-            check(session, share.kept.keys() | share.revoked.keys())
+            info, session, share = _checked(txn, group, document, member, instance, check)
             is_late = session.epoch != document.generation
             must_join = is_late or bool(share.revoked) or bool(share.free)
             session = _renewed(group, info, session, is_due=must_join)
@@ -417,6 +411,26 @@ def _info(group: Group, document: Membership, member: str, instance: str | None)
     if info.remote is None or (instance is not None and info.instance_id != instance):
         raise UnknownMemberIdError("No client is this member", group=group.name, member=member)
     return info
+
+
+def _checked(
+    txn: kv.Txn,
+    group: Group,
+    document: Membership,
+    member: str,
+    instance: str | None,
+    check: CheckEpoch,
+) -> tuple[MemberInfo, MemberSession, Share]:
+    """Return a member that is a client, once its epoch is checked.
+
+    Raises:
+        ApiError: See ``check``.
+        UnknownMemberIdError, FencedInstanceIdError: It was removed.
+    """
+    info = _info(group, document, member, instance)
+    session, share = _session(txn, group, member), _share(txn, group, document, member)
+    check(session, share.kept.keys() | share.revoked.keys())
+    return info, session, share
 
 
 def _session(txn: kv.Txn, group: Group, member: str) -> MemberSession:

@@ -73,11 +73,9 @@ APIS = (
     *("ListTransactions", "DescribeTransactions"),
 )
 """What the server has, in all stable versions of Kafka's release."""
-_SINCE = {"SaslHandshake": 1}
-"""The first version that the server has, where it is a later one: after version 0 come bytes that
-are no requests."""
-_LAST = {"AddPartitionsToTxn": 3}
-"""The last version, where later ones are for brokers."""
+_VERSIONS = {"SaslHandshake": (1, 1), "AddPartitionsToTxn": (0, 3)}
+"""The versions of what it does not have in all: after the handshake of version 0 come bytes that
+are no requests, and later versions of the other are for brokers."""
 _UNAUTHENTICATED = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
 """What a client may ask before it has proved who it is."""
 _FEATURES = {"transaction.version": 2}
@@ -267,8 +265,7 @@ class KafkaServer:
 
 def offered() -> Mapping[str, tuple[int, int]]:
     """Return the versions that the server answers, by the names of the APIs."""
-    every = ((name, *versions(name)) for name in APIS)
-    return {name: (_SINCE.get(name, first), _LAST.get(name, last)) for name, first, last in every}
+    return {name: _VERSIONS.get(name) or versions(name) for name in APIS}
 
 
 class Connection:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from embedlog.catalog import INTERNAL
 from embedlog.groups.membership import MemberInfo, RemoteClient
-from embedlog.lazy import pa, pc
 from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.patterns import matching
 from embedlog.server.protocol import MalformedMessageError, decode
 
 MOST_ID_BYTES = 140
@@ -93,17 +92,4 @@ def matching_topics(pattern: str, names: Collection[str]) -> set[str]:
     Raises:
         ApiError: It is no regular expression of RE2.
     """
-    _check_pattern(pattern)
-    chosen = [name for name in names if not name.startswith(INTERNAL)]
-    # As in Kafka it is RE2, which no pattern makes slow.
-    found = pc.match_substring_regex(pa.array(chosen, pa.string()), rf"\A(?:{pattern})\z")
-    return {name for name, matches in zip(chosen, found.to_pylist(), strict=True) if matches}
-
-
-@lru_cache(maxsize=1000)
-def _check_pattern(pattern: str) -> None:
-    try:
-        # By itself: the group around it could close one that is left open.
-        pc.match_substring_regex(pa.array([""]), pattern)
-    except pa.ArrowInvalid as error:
-        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from None
+    return set(matching(pattern, [name for name in names if not name.startswith(INTERNAL)]))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from embedlog.consumer.open_group import open_group
-from embedlog.lazy import pa, pc
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.patterns import matching
 from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.transaction_coordinator import STATES, TransactionCoordinator
 
@@ -253,7 +253,8 @@ class TransactionAnswers:
             return {"unknown_state_filters": unknown}
         known = self._transactions.known()
         try:
-            named = _matching(list(known), request.transactional_id_pattern)
+            pattern = request.transactional_id_pattern
+            named = matching(pattern, list(known)) if pattern else list(known)
         except ApiError as error:
             return self._answers.failure(error)
         states, ids = request.state_filters, request.producer_id_filters
@@ -302,19 +303,3 @@ class TransactionAnswers:
                 for name in request.transactional_ids
             ]
         }
-
-
-def _matching(names: list[str], pattern: str | None) -> list[str]:
-    """Return the names that match a pattern of RE2 as a whole.
-
-    Raises:
-        ApiError: The pattern is invalid.
-    """
-    if not pattern:
-        return names
-    try:
-        # Python's own patterns may take exponential time.
-        matches = pc.match_substring_regex(pa.array(names, pa.string()), f"^(?:{pattern})$")
-    except pa.ArrowInvalid as error:
-        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from error
-    return [name for name, is_match in zip(names, matches.to_pylist(), strict=True) if is_match]
