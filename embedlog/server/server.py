@@ -82,9 +82,9 @@ _FEATURES = {"transaction.version": 2}
 """What clients ask for by features: with this one each transaction has an epoch (KIP-890)."""
 _MINIMUM_ZERO_SINCE = 4
 """The first version of ApiVersions whose clients accept features that may be off."""
-ADVERTISED = {"Produce": 0}
+ADVERTISED = {"Produce": 0, "SaslHandshake": 0}
 """The first version that is named, where it is an earlier one: librdkafka takes a server without
-it for one that has no codecs.  Requests of those versions are refused, as by Kafka 4."""
+it for one that has no codecs, or no SASL.  Requests of those versions are refused."""
 
 Handler = Callable[[Any, Caller], Fields | None]
 
