@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute  # noqa: F401  Loading it is no part of a job.
 import pytest
 
 import embedlog

@@ -105,7 +105,7 @@ class LoopDisk:
             case "fails":
                 self._works_again.cancel()
                 self._limit(0)
-                if not self._works():
+                if not self.works():
                     self._exchange(self._copied_image())
             case "dies" | "read-only":
                 self._exchange(self._copied_image())
@@ -189,7 +189,8 @@ class LoopDisk:
         finally:
             os.close(fd)
 
-    def _works(self) -> bool:
+    def works(self) -> bool:
+        """Whether it takes a write."""
         try:
             fd = os.open(self.path / "probe", os.O_RDWR | os.O_CREAT)
             try:

@@ -756,11 +756,13 @@ class _Faults:
         self._pass(self._dice.uniform(0.0, 0.5))
 
     def _recover(self, kind: str, disk: LoopDisk, cuts: int) -> None:
-        """Let all copies recover from a power cut before an old one takes the place of one.
+        """Let all copies recover from a power cut before a disk loses what it has not written.
 
-        What another one had not flushed may be on this disk only, and it alone in sync.
+        What another one had not flushed may be on this disk only, and it alone in sync: an old
+        copy takes its place, or, if it works since the boot, it is repaired all the same.
         """
-        if kind == "restored" and self._done["power cuts"] > cuts:
+        loses = kind in ("restored", "dies", "read-only")
+        if loses and self._done["power cuts"] > cuts and disk.works():
             since = self._in_sync_since(time.monotonic_ns())
             self._wait(since, f"a power cut, before {disk.path.name} is {kind}")
 
