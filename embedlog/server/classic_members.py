@@ -98,6 +98,9 @@ class ClassicMembers:
         if request.protocol_type not in (None, PROTOCOL):
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         step = self._look(group, request)
+        info = group.read().members.get(request.member_id)
+        if info is not None and request.protocol_name in BUILT_IN.keys() - {*info.assignors}:
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if step.must_join and not step.is_revoking:
             raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
         topics: dict[str, list[int]] = {}

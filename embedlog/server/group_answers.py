@@ -27,6 +27,8 @@ _COORDINATED = 0, 1
 """Kafka's numbers for coordinators: of groups, and of transactions."""
 _NAMES_MEMBERS_SINCE = 9
 """The version of OffsetFetch."""
+_NULL_PROTOCOL_SINCE = 7
+"""The version of JoinGroup."""
 
 
 class GroupAnswers:
@@ -72,11 +74,14 @@ class GroupAnswers:
                 client = caller.client_id, caller.client_host
                 return self._groups.join(request, caller.version, *client)
             return self._classic.join(request, caller)
-        except MemberIdRequiredError as error:
-            return {"error_code": int(error.code), "member_id": error.member_id}
         except (ApiError, EmbedlogError) as error:
-            failed = self._answers.failure(error)
-            return {**failed, "generation_id": -1, "member_id": request.member_id}
+            is_told = isinstance(error, MemberIdRequiredError)
+            return {
+                **self._answers.failure(error),
+                "generation_id": -1,
+                "protocol_name": None if caller.version >= _NULL_PROTOCOL_SINCE else "",
+                "member_id": error.member_id if is_told else request.member_id,
+            }
 
     def _is_in_memory(self, request: Any) -> bool:
         """Whether a member that joins is, or would be, in a group in memory.
@@ -139,7 +144,7 @@ class GroupAnswers:
         try:
             if self._groups.find(request.group_id) is not None:
                 self._groups.check_committer(request)
-            elif epoch >= 0 or request.member_id:
+            elif epoch >= 0 or (request.member_id and self._has_members(request.group_id)):
                 group = self._members.group(request.group_id)
                 who = request.member_id, request.group_instance_id, epoch
                 commit = partial(self._members.commit, group, *who)
@@ -160,6 +165,9 @@ class GroupAnswers:
                     for topic in request.topics
                 ]
             }
+
+    def _has_members(self, group: str) -> bool:
+        return bool(self._members.group(group).read().members)
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups, if who asks as a member is one."""

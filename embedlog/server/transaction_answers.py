@@ -83,20 +83,19 @@ class TransactionAnswers:
         """Answer: the id and the epoch of a producer; older ones of its name are fenced."""
 
         def new() -> Fields:
-            name = request.transactional_id
+            name, before = request.transactional_id, (request.producer_id, request.producer_epoch)
+            if (before[0] < 0) != (before[1] < 0):
+                text = "A producer has both an id and an epoch, or neither"
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
             if name is None:
                 number, epoch = self._log.root.producer_identity(None)
             else:
-                before = request.producer_id, request.producer_epoch
-                if (before[0] < 0) != (before[1] < 0):
-                    text = "A producer has both an id and an epoch, or neither"
-                    raise ApiError(ErrorCode.INVALID_REQUEST, text)
                 number, epoch = self._transactions.initialize(
                     name, request.transaction_timeout_ms, None if before[0] < 0 else before
                 )
             return {"producer_id": number, "producer_epoch": epoch}
 
-        return self._outcome("InitProducerId", caller, new)
+        return {"producer_epoch": -1, **self._outcome("InitProducerId", caller, new)}
 
     def add_partitions_to_txn(self, request: Any, caller: Caller) -> Fields:
         """Answer: adds partitions to a transaction, all or none."""
