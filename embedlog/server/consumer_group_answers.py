@@ -210,7 +210,7 @@ class ConsumerGroupAnswers:
             "assignment_epoch": document.generation,
             "assignor_name": "range" if document.assignor == "range" else "uniform",
             "members": [
-                _member(info, sessions.get(info.id, MemberSession(0)))
+                described_member(info, sessions.get(info.id, MemberSession(0)))
                 | {
                     "assignment": self._named(owned.get(info.id, ()), document),
                     "target_assignment": self._named(document.target.get(info.id, ()), document),
@@ -236,7 +236,8 @@ class ConsumerGroupAnswers:
         }
 
 
-def _member(info: MemberInfo, session: MemberSession) -> Fields:
+def described_member(info: MemberInfo, session: MemberSession) -> Fields:
+    """Return what is said of a member, but for its partitions."""
     client = info.remote
     is_modern = client is None or client.protocol == MODERN
     return {

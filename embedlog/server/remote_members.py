@@ -20,7 +20,7 @@ from embedlog import kv
 from embedlog.api import Log
 from embedlog.assignor import by_name
 from embedlog.assignor.select import BUILT_IN
-from embedlog.consumer.group_member import GroupMember, join
+from embedlog.consumer.group_member import GroupMember, hold, join
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import EmbedlogError, UnknownMemberIdError
 from embedlog.group import Group
@@ -172,24 +172,15 @@ class RemoteMembers:
         Raises:
             UnknownMemberIdError: No client is this member.
         """
-        files, path = group.context.files, f"{LOCKS}{random_id().replace('-', '')}"
-        # Locked before any record is acquired with it: a free lock means that they are free.
-        lock = files.open(path, write=True, create=True)
+        path = f"{LOCKS}{random_id().replace('-', '')}"
 
         def step(txn: kv.Txn, document: Membership) -> MemberInfo:
             before = _info(group, document, member, None)
             document.change(before._replace(lock=path))
             return before
 
-        try:
-            files.lock(lock, 0)
-            before = group.update(step)
-        except BaseException:
-            files.close(lock)
-            group.delete_lock_file(path)
-            raise
-        group.delete_lock_file(before.lock)
-        return GroupMember(group, before._replace(lock=path, pid=os.getpid()), lock)
+        lock = hold(group, path, lambda: group.update(step))
+        return GroupMember(group, self.info(group, member)._replace(pid=os.getpid()), lock)
 
     def change(
         self,

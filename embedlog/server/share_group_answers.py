@@ -17,7 +17,13 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.server.answers import Answers, Caller, Fields, by_topic
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import topic_id
-from embedlog.server.consumer_group_answers import SESSION_MS, alive, assignment, check_epoch
+from embedlog.server.consumer_group_answers import (
+    SESSION_MS,
+    alive,
+    assignment,
+    check_epoch,
+    described_member,
+)
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.subscriptions import check_member_id, remote_info
@@ -52,53 +58,47 @@ class ShareGroupAnswers:
     def _heartbeat(self, request: Any, caller: Caller) -> Fields:
         _check(request)
         group, member = ShareGroup(self._log.root, request.group_id), request.member_id
+        epoch, names = request.member_epoch, request.subscribed_topic_names
         if self._groups.find(group.name) is not None:
-            text = f"The group {group.name} is not a share group"
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, text)
-        if request.member_epoch == _LEAVE:
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, "The group is not a share group")
+        if epoch == _LEAVE:
             self._members.leave(group, self._members.info(group, member).id)
             return {"member_id": member, "member_epoch": _LEAVE}
-        told, says_all = (group.name, member), request.subscribed_topic_names is not None
-        if (
-            not says_all
-            and told in self._told
-            and self._members.is_unchanged(group, member, request.member_epoch)
-        ):
-            return alive(member, request.member_epoch)
-        check = partial(check_epoch, request.member_epoch, ())
-        infos = self._subscribed(group, request, caller)
-        group.begin(infos)
-        LetterWriter(group, self._log.root).prepare(infos)
-        answer = alive(member, self._members.renew(group, member, check))
-        keys = {info.key(number) for info in infos for number in range(info.partitions)}
-        if says_all or self._told.get(told) != keys:
-            answer["assignment"] = assignment(self._log, keys)
-        self._told = {told: keys}
-        return answer
-
-    def _subscribed(self, group: ShareGroup, request: Any, caller: Caller) -> list[TopicInfo]:
-        """Let a client join or change what it subscribes to; return the topics that exist."""
-        member, names = request.member_id, request.subscribed_topic_names
-        if request.member_epoch == _JOIN:
-            client = RemoteClient(SHARE, caller.client_host, request.rack_id, tuple(names), None, 0)
-            info = remote_info(
-                *(member, None, client),
-                topics=names,
-                assignors=(SHARE,),
-                client_id=caller.client_id,
-                session_ms=SESSION_MS,
-                joined_ms=self._log.root.clock(),
-            )
+        told, is_told = (group.name, member), names is None and (group.name, member) in self._told
+        if is_told and self._members.is_unchanged(group, member, epoch):
+            return alive(member, epoch)
+        check = partial(check_epoch, epoch, ())
+        if epoch == _JOIN:
+            info = self._joining(request, caller)
             self._members.admit(group, info)
         else:
             info = self._members.info(group, member)
             if names is not None and set(names) != set(info.topics):
-                check = partial(check_epoch, request.member_epoch, ())
-                changed = partial(_resubscribed, names=names)
+                info = _subscribed(info, names)
+                changed = partial(_subscribed, names=names)
                 self._members.change(group, member, None, changed, check)
-            names = info.topics if names is None else names
         known = self._log.root.topics()
-        return [known[name] for name in sorted(set(names)) if name in known]
+        infos = [known[name] for name in info.topics if name in known]
+        group.begin(infos)
+        LetterWriter(group, self._log.root).prepare(infos)
+        answer = alive(member, self._members.renew(group, member, check))
+        keys = {info.key(number) for info in infos for number in range(info.partitions)}
+        if names is not None or self._told.get(told) != keys:
+            answer["assignment"] = assignment(self._log, keys)
+        self._told = {told: keys}
+        return answer
+
+    def _joining(self, request: Any, caller: Caller) -> MemberInfo:
+        client = RemoteClient(SHARE, caller.client_host, request.rack_id, (), None, 0)
+        info = remote_info(
+            *(request.member_id, None, client),
+            topics=(),
+            assignors=(SHARE,),
+            client_id=caller.client_id,
+            session_ms=SESSION_MS,
+            joined_ms=self._log.root.clock(),
+        )
+        return _subscribed(info, request.subscribed_topic_names)
 
     # Administration
 
@@ -126,51 +126,39 @@ class ShareGroupAnswers:
             "assignment_epoch": version,
             "assignor_name": "simple",
             "members": [
-                {
-                    "member_id": info.id,
-                    "rack_id": info.remote and info.remote.rack,
-                    "member_epoch": sessions.get(info.id, MemberSession(0)).epoch or version,
-                    "client_id": info.client_id,
-                    "client_host": f"/{info.remote.host if info.remote else '127.0.0.1'}",
-                    "subscribed_topic_names": list(info.topics),
-                    "assignment": {"topic_partitions": self._partitions(info.topics)},
-                }
+                described_member(info, sessions.get(info.id, MemberSession(0, epoch=version)))
+                | {"assignment": {"topic_partitions": self._partitions(info.topics)}}
                 for info in snapshot.members
             ],
         }
 
     def _partitions(self, topics: Iterable[str]) -> list[Fields]:
         known = self._log.root.topics()
+        infos = [known[name] for name in topics if name in known]
         return [
-            {
-                "topic_id": topic_id(self._log, known[name]),
-                "topic_name": name,
-                "partitions": list(range(known[name].partitions)),
-            }
-            for name in topics
-            if name in known
+            {"topic_name": info.name, "partitions": list(range(info.partitions)), **self._id(info)}
+            for info in infos
         ]
+
+    def _id(self, info: TopicInfo | None) -> Fields:
+        return {} if info is None else {"topic_id": topic_id(self._log, info)}
 
     def describe_share_group_offsets(self, request: Any, caller: Caller) -> Fields:
         """Answer: where groups begin in partitions, and how many records they have not done."""
 
         def described(asked: Any) -> Fields:
             snapshot = _snapshot(ShareGroup(self._log.root, asked.group_id))
-            lags = self._log.groups[asked.group_id].lag()
-            wanted: Iterable[TopicPartition] = snapshot.committed
+            lags, rows, found = self._log.groups[asked.group_id].lag(), snapshot.committed, []
+            wanted: Iterable[TopicPartition] = rows
             if asked.topics is not None:
-                wanted = [
-                    TopicPartition(topic.topic_name, number)
-                    for topic in asked.topics
-                    for number in topic.partitions
-                ]
-            found = []
+                every = [(each.topic_name, each.partitions) for each in asked.topics]
+                wanted = [TopicPartition(name, n) for name, numbers in every for n in numbers]
             for tp in wanted:
                 fields: Fields = {"start_offset": -1, "lag": -1}
-                if (row := snapshot.committed.get(tp)) is not None:
-                    epoch, lag = row.position.leader_epoch, lags.get(tp)
-                    fields = {"start_offset": row.position.offset, "leader_epoch": epoch or 0}
-                    fields["lag"] = -1 if lag is None else lag
+                if tp in rows:
+                    offset, _, epoch = rows[tp].position
+                    fields = {"start_offset": offset, "leader_epoch": epoch or 0}
+                    fields["lag"] = lags.get(tp, -1)
                 found.append((tp, fields))
             return {"topics": self._with_ids(by_topic(found))}
 
@@ -210,11 +198,8 @@ class ShareGroupAnswers:
 
     def _with_ids(self, topics: list[Fields]) -> list[Fields]:
         known = self._log.root.topics()
-        for topic in topics:
-            name = topic.setdefault("topic_name", topic.pop("name", None))
-            if name in known:
-                topic["topic_id"] = topic_id(self._log, known[name])
-        return topics
+        named = [(each, each.pop("topic_name", None) or each.pop("name")) for each in topics]
+        return [{"topic_name": name, **each, **self._id(known.get(name))} for each, name in named]
 
 
 def _snapshot(group: ShareGroup) -> Any:
@@ -229,8 +214,9 @@ def _snapshot(group: ShareGroup) -> Any:
     return snapshot
 
 
-def _resubscribed(info: MemberInfo, names: Collection[str]) -> MemberInfo:
-    return info._replace(topics=tuple(sorted(set(names))))
+def _subscribed(info: MemberInfo, names: Collection[str]) -> MemberInfo:
+    topics, client = tuple(sorted(set(names))), info.remote
+    return info._replace(topics=topics, remote=client and client._replace(topics=topics))
 
 
 def _check(request: Any) -> None:

@@ -1,21 +1,22 @@
 """Share sessions: what a client fetches of a share group, and in whose name it has records.
 
-A session is one of a connection, and its records are free when that ends.
+A session is one of a connection; its records are free when that ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any
 from uuid import UUID
 
 from embedlog.batch import Batch
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.deserialize import RecordDecoder
 from embedlog.errors import CorruptBatchError, EmbedlogError, UnknownTopicOrPartitionError
-from embedlog.groups.share_state import GAP, RELEASE, RETURN, RecordRange
+from embedlog.groups.share_state import ACCEPT, GAP, REJECT, RELEASE, RENEW, RETURN
 from embedlog.lazy import logging
 from embedlog.partition import PartitionLog
 from embedlog.server.answers import Answers, Fields
@@ -23,36 +24,22 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import READ_BYTES, rows_of_typed
 from embedlog.server.record_batches import WireRows
 from embedlog.server.remote_members import RemoteMembers
-from embedlog.server.tail_watch import Ends, end_of
 from embedlog.share.share_group import Acknowledgement, StepOutcome, member_number
 from embedlog.share.share_member import ShareMember
 from embedlog.share.stored_records import StoredRecords
 
 _logger = logging.getLogger("embedlog.server")
 
-FINAL, INITIAL = -1, 0
-"""The epochs of requests that end a session, and that begin one."""
-_LAST_EPOCH = (1 << 31) - 1
+INITIAL = 0
+"""The epoch of a request that begins a session."""
 _MAX_PARTITIONS = 10_000
+_VERDICTS = GAP, ACCEPT, RELEASE, REJECT, RENEW
+"""By Kafka's numbers."""
 
 Place = tuple[UUID, int]
 """A topic by its id, and a partition."""
-
-
-class Found(NamedTuple):
-    """What a session has acquired in a partition: batches of the wire, and ranges of offsets."""
-
-    records: list[bytes]
-    acquired: list[Fields]
-
-
-def partition_at(answers: Answers, place: Place) -> PartitionLog:
-    """Return a partition.
-
-    Raises:
-        ApiError, UnknownTopicOrPartitionError: There is none.
-    """
-    return answers.partition(answers.named(None, place[0]), place[1])
+Found = tuple[list[bytes], list[Fields]]
+"""What a session has acquired in a partition: batches of the wire, and ranges of offsets."""
 
 
 class ShareSession(ShareMember):
@@ -76,63 +63,82 @@ class ShareSession(ShareMember):
         self._root.context.check_writable()
         self._answers, self._numbers = answers, numbers
         self.member = members.hold(self.group, client)
-        self._numbers.add(member_number(self.member))
+        numbers.add(member_number(self.member))
         self.epoch = INITIAL
-        self.places: dict[Place, bytes | None] = {}
-        """What is asked for, with the keys of the partitions that exist."""
+        self._asked: dict[Place, None] = {}
+        self.places: dict[bytes, Place] = {}
+        """The partitions that are asked for, or acknowledged, by key."""
         self._decoder = RecordDecoder(ConsumerConfig(), self._root)
         self._decode: dict[bytes, Callable[[Batch], WireRows]] = {}
         """Of all partitions that were asked for: there it may have records."""
+        self._said: dict[bytes, list[Acknowledgement]] = {}
+        self.codes: dict[Place, Fields] = {}
+        """What became of the acknowledgements of the last request."""
 
-    def advance(self) -> None:
-        """Await the next epoch."""
-        self.epoch = 1 if self.epoch == _LAST_EPOCH else self.epoch + 1
+    def follow(self, request: Any) -> dict[Place, Fields]:
+        """Change what is asked for, as a request says; return the errors of what is not there.
 
-    def change(self, request: Any) -> None:
-        """Change what is asked for, as a request says.
+        The others are served in the order of before.
 
         Raises:
             ApiError: That is too much.
         """
         for topic in request.forgotten_topics_data:
             for number in topic.partitions:
-                self.places.pop((topic.topic_id, number), None)
-        for topic in request.topics:
-            for item in topic.partitions:
-                self.places.setdefault((topic.topic_id, item.partition_index))
-        if len(self.places) > _MAX_PARTITIONS:
+                self._asked.pop((topic.topic_id, number), None)
+        self._asked |= dict.fromkeys(place for place, _ in items_of(request))
+        if len(self._asked) > _MAX_PARTITIONS:
             text = f"A session has at most {_MAX_PARTITIONS} partitions"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
-
-    def follow(self) -> dict[Place, Fields]:
-        """Look for the partitions that are asked for; return the errors of those that do not exist.
-
-        The others are served in the order of before.
-        """
         errors, found = dict[Place, Fields](), dict[bytes, StoredRecords]()
-        for place in self.places:
-            self.places[place] = None
+        for place in self._asked:
             try:
-                log = partition_at(self._answers, place)
+                log = self._partition_at(place)
                 log.refresh()
             except (EmbedlogError, ApiError) as error:
                 errors[place] = self._answers.failure(error)
                 continue
-            self.places[place] = key = log.key
-            stored = self._partitions.get(key)
+            key = log.key
+            self.places[key] = place
+            stored = self.partitions.get(key)
             found[key] = stored or StoredRecords(log, self._decoder, READ_BYTES)
             if key not in self._decode:
                 self._decode[key] = partial(WireRows.of, rows_of=rows_of_typed(log))
-        self._partitions = {key: found[key] for key in (*self._partitions, *found) if key in found}
+        self.partitions = {key: found[key] for key in (*self.partitions, *found) if key in found}
         return errors
 
-    def ends(self) -> Ends:
-        """Return the ends of the partitions."""
-        return {stored.log: end_of(stored.log) for stored in self._partitions.values()}
+    def _partition_at(self, place: Place) -> PartitionLog:
+        return self._answers.partition(self._answers.named(None, place[0]), place[1])
 
-    def has_changed(self) -> bool:
-        """Whether another member has changed what is whose since the last step."""
-        return self.group.has_changed(list(self._partitions))
+    # Acknowledging
+
+    def hear(self, items: Iterable[tuple[Place, Any]], *, may_renew: bool) -> None:
+        """Note what a client says of records, by partition; the next step does it."""
+        self.codes, self._said = {}, {}
+        may_renew_here = self.group.config().share_renew_acknowledge_enable
+        for place, item in items:
+            try:
+                log = self._partition_at(place)
+                said = _acknowledgements(item.acknowledgement_batches, may_renew)
+                if not may_renew_here and any(each.verdict == RENEW for each in said):
+                    raise ApiError(ErrorCode.INVALID_RECORD_STATE, "The group renews no locks")
+            except (EmbedlogError, ApiError) as error:
+                self.codes[place] = self._answers.failure(error)
+                continue
+            self.codes[place], self._said[log.key] = {"error_code": 0}, said
+            self.places[log.key] = place
+
+    def step(self, limit: int) -> StepOutcome:
+        """Take a step: do what the client said, of each partition all or nothing, and acquire."""
+        said, self._said = self._said, {}
+        outcome = self.take(said, limit, whole=True)
+        for key in {key for key, *_ in outcome.refused}:
+            text = "Locks have ended, or records were acknowledged before: all stays as it was"
+            error = ApiError(ErrorCode.INVALID_RECORD_STATE, text)
+            self.codes[self.places[key]] = self._answers.failure(error)
+        if said and self.group.context.durability == "fsync":
+            self.checkpoint_after(0.0)
+        return outcome
 
     # Reading
 
@@ -150,28 +156,27 @@ class ShareSession(ShareMember):
         found, errors = dict[bytes, Found](), dict[bytes, Fields]()
         rest: dict[bytes, list[Acknowledgement]] = {}
         left = grant() if outcome.acquired else 0
-        for key, acquired in outcome.acquired:
-            said = rest.setdefault(key, [])
+        for key, (start, stop, _, count, *_) in outcome.acquired:
+            said, read = rest.setdefault(key, []), self.partitions[key].parts
             try:
-                parts, following = self._partitions[key].parts(
-                    *acquired[:2], outcome.epochs[key], self._decode[key]
-                )
+                parts, following = read(start, stop, outcome.epochs[key], self._decode[key])
             except UnknownTopicOrPartitionError:
                 continue  # It was deleted just now.
             except CorruptBatchError as error:
                 errors[key] = self._answers.failure(error)
-                said.append(Acknowledgement(*acquired[:2], RELEASE))
+                said.append(Acknowledgement(start, stop, RELEASE))
                 continue
-            rows, following = _fitting(parts, following, left, least=0 if found else 1)
+            rows, following = _fitting(parts, min(following, stop), left, 0 if found else 1)
             left -= sum(each.columns.nbytes for each in rows)
-            first, last = acquired.first, acquired.first - 1
+            first = after = start
             if rows:
-                first, last = int(rows[0].offsets[0]), rows[-1].next_offset - 1
-                records, ranges = found.setdefault(key, Found([], []))
+                first, after = int(rows[0].offsets[0]), rows[-1].next_offset
+                records, ranges = found.setdefault(key, ([], []))
                 records += [each.written() for each in rows]
-                count = {"delivery_count": acquired.delivery_count}
-                ranges.append({"first_offset": first, "last_offset": last, **count})
-            said += _of_rest(acquired, first, last + 1, min(following, acquired.stop))
+                acquired = {"first_offset": first, "last_offset": after - 1}
+                ranges.append({**acquired, "delivery_count": count})
+            around = (start, first, GAP), (after, following, GAP), (following, stop, RETURN)
+            said += [Acknowledgement(*each) for each in around if each[0] < each[1]]
         if any(rest.values()):
             self.take(rest, 0)
         return found, errors
@@ -180,16 +185,15 @@ class ShareSession(ShareMember):
 
     def end(self) -> None:
         """Release the records of the client; it stays a member."""
-        member, number = self.member, 0 if self.member is None else member_number(self.member)
-        if member is None:
-            return
+        member = self.member
+        assert member is not None
+        number = member_number(member)
         try:
             self.write_letters(self.take(dict.fromkeys(self._decode, ()), 0, {number}))
             self.checkpoint_after(0.0)
         except EmbedlogError as error:
             # Whoever wants the records sees that the lock is free.
             _logger.debug("The records of %s are not released: %s", member.id, error)
-        self.member = None
         self._numbers.discard(number)
         member.unlock()
         with suppress(EmbedlogError):
@@ -197,31 +201,48 @@ class ShareSession(ShareMember):
             self.letters.close()
 
 
+def items_of(request: Any) -> list[tuple[Place, Any]]:
+    """Return the partitions that a request names."""
+    return [
+        ((topic.topic_id, item.partition_index), item)
+        for topic in request.topics
+        for item in topic.partitions
+    ]
+
+
+def _acknowledgements(batches: Any, may_renew: bool) -> list[Acknowledgement]:
+    """Return what a client says of ranges of offsets.
+
+    Raises:
+        ApiError: It makes no sense.
+    """
+    least, said = 0, list[Acknowledgement]()
+    known = _VERDICTS if may_renew else _VERDICTS[:-1]
+    for batch in batches:
+        first, stop, types = batch.first_offset, batch.last_offset + 1, batch.acknowledge_types
+        is_sane = least <= first < stop and len(types) in (1, stop - first)
+        if not is_sane or not all(0 <= each < len(known) for each in types):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "The acknowledgements make no sense")
+        least = stop
+        for number, run in groupby(types):
+            after = stop if len(types) == 1 else first + len(list(run))
+            said.append(Acknowledgement(first, after, known[number]))
+            first = after
+    return said
+
+
 def _fitting(
     parts: list[tuple[Batch, WireRows, slice]], following: int, left: int, least: int
 ) -> tuple[list[WireRows], int]:
-    """Return the rows of parts that take so many bytes, and the offset of the next row."""
+    """Return the rows that take so many bytes, at least so many, and the offset of the next."""
     found: list[WireRows] = []
     for _, every, part in parts:
         rows = every.part(part)
         count, size = len(rows.offsets), rows.columns.nbytes
-        if size > left:
-            fits = max(count * left // size, 0 if found else least)
-            if fits < count:
-                following = int(rows.offsets[fits])
-                return [*found, rows.part(slice(0, fits))] if fits else found, following
+        fits = count if size <= left else max(count * left // size, 0 if found else least)
+        if fits < count:
+            following = int(rows.offsets[fits])
+            return [*found, rows.part(slice(0, fits))] if fits else found, following
         found.append(rows)
         left -= size
     return found, following
-
-
-def _of_rest(
-    acquired: RecordRange, first: int, stop: int, following: int
-) -> Iterator[Acknowledgement]:
-    """Yield what becomes of what was acquired around the records ``[first, stop)``."""
-    around = (
-        (acquired.first, first, GAP),
-        (stop, following, GAP),
-        (following, acquired.stop, RETURN),
-    )
-    return (Acknowledgement(*each) for each in around if each[0] < each[1])

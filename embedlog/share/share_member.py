@@ -39,7 +39,7 @@ class ShareMember:
         self.group = ShareGroup(root, group)
         self.letters = LetterWriter(self.group, root)
         self.member: GroupMember | None = None
-        self._partitions: dict[bytes, StoredRecords] = {}
+        self.partitions: dict[bytes, StoredRecords] = {}
         """In the order in which they are served."""
         self._holders: set[int] = set()
         self._reaped_at = self._reap_pause = 0.0
@@ -69,7 +69,7 @@ class ShareMember:
         assert self.member is not None
         outcome = self.group.take_step(
             self.member,
-            list(self._partitions),
+            list(self.partitions),
             acknowledgements,
             limit,
             self._find_dead(self.member).union(dead),
@@ -84,13 +84,13 @@ class ShareMember:
         self._due_at = monotonic() + max(wait_ms, 0) / 1000
         for key, _ in outcome.acquired:
             # Served last the next time.
-            self._partitions[key] = self._partitions.pop(key)
+            self.partitions[key] = self.partitions.pop(key)
         return outcome
 
     def write_letters(self, outcome: StepOutcome) -> None:
         """Write the dead letters that a step has found to be due."""
         if outcome.archiving:
-            self.letters.write(outcome.archiving, self._partitions)
+            self.letters.write(outcome.archiving, self.partitions)
         self.letters.causes.clear()
 
     def _find_dead(self, member: GroupMember) -> set[int]:

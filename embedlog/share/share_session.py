@@ -110,11 +110,11 @@ class ShareSession(ShareMember):
         infos = [info for name, info in self._root.topics().items() if name in topics]
         self._missing.report(set(topics) - {info.name for info in infos})
         keys = {info.key(each): info for info in infos for each in range(info.partitions)}
-        if keys.keys() != self._partitions.keys():
+        if keys.keys() != self.partitions.keys():
             self.group.begin(infos)
             self.letters.prepare(infos)
-            size, before = self._config.max_partition_fetch_bytes, self._partitions
-            self._partitions = {
+            size, before = self._config.max_partition_fetch_bytes, self.partitions
+            self.partitions = {
                 key: before.get(key)
                 or StoredRecords(self._root.partition(info.name, number), self._decoder, size)
                 for info in infos
@@ -138,7 +138,7 @@ class ShareSession(ShareMember):
         records.forget_gaps()
         records.forget_ended()
         for key in outcome.missing:
-            self._partitions.pop(key, None)
+            self.partitions.pop(key, None)
             self._catalog_version = -1
         results = self._finish(sent, outcome)
         self.write_letters(outcome)
@@ -209,7 +209,7 @@ class ShareSession(ShareMember):
         """Read what was acquired; note the offsets without records."""
         records: list[ShareRecord] = []
         for key, acquired in outcome.acquired:
-            stored = self._partitions[key]
+            stored = self.partitions[key]
             try:
                 found, following = stored.read(*acquired[:2], outcome.epochs[key])
             except CorruptBatchError as error:
