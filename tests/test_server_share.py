@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from embedlog.server.cluster import topic_id
 from embedlog.server.error_codes import ErrorCode
 from embedlog.share.share_group import ShareGroup
 
-ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
+GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 LONG_MS = 600_000
 """A lock that no test waits for."""
 SHORT_MS = 300
@@ -234,6 +235,27 @@ def test_each_record_is_given_to_one_client(log, join):
     assert lag(log) == 0
 
 
+def test_confluent_kafkas_consumer_shares_a_group_with_python(log, kafka_server):
+    """What it was given and has not accepted when it closes comes to the other one."""
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    append(log, b"x", b"y", b"z")
+    address = {"bootstrap.servers": kafka_server.bootstrap_servers, "log_level": 0}
+    explicit = {"share.acknowledgement.mode": "explicit"}
+    consumer = confluent_kafka.ShareConsumer({**address, **explicit, "group.id": "g"})
+    consumer.subscribe(["jobs"])
+    messages, ends_at = [], monotonic() + patient(60)
+    while not messages and monotonic() < ends_at:
+        messages = consumer.poll(1.0)
+    assert [message.value() for message in messages] == [b"x", b"y", b"z"]
+    for message, kind in zip(messages, ("ACCEPT", "REJECT", "RELEASE"), strict=True):
+        consumer.acknowledge(message, getattr(confluent_kafka.AcknowledgeType, kind))
+    assert set(consumer.commit_sync().values()) == {None}
+    with log.share_consumer("jobs", group="g") as other:
+        consumer.close()
+        found = other.poll(patient(30_000))
+        assert [(each.value, each.delivery_count > 1) for each in found] == [(b"z", True)]
+
+
 def test_records_keep_what_they_have_where_a_part_of_a_batch_is_sent(log, join):
     """Keys, headers and nulls, whatever the batches of the log are."""
     with log.producer(linger_ms=1000) as producer:
@@ -329,6 +351,17 @@ def test_acknowledgements_that_make_no_sense_are_refused(log, join, said):
     assert sharer.acknowledge(said) == ErrorCode.INVALID_REQUEST
     assert sharer.acknowledge((0, 0, ACCEPT), (0, 0, ACCEPT)) == ErrorCode.INVALID_REQUEST
     assert sharer.acknowledge((0, 0, ACCEPT)) == 0
+
+
+def test_a_client_cannot_say_that_others_records_are_not_there(log, join):
+    """Of offsets that it was not given, now and in the future."""
+    append(log, b"x")
+    sharer = join()
+    assert sharer.fetch() == [(0, 1, b"x")]
+    assert sharer.acknowledge((0, 100, GAP)) == ErrorCode.INVALID_RECORD_STATE
+    append(log, b"y")
+    assert sharer.fetch((0, 0, GAP)) == [(1, 1, b"y")]
+    assert sharer.refused() == 0
 
 
 def test_who_waits_is_woken(log, join):

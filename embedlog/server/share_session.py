@@ -33,8 +33,9 @@ _logger = logging.getLogger("embedlog.server")
 INITIAL = 0
 """The epoch of a request that begins a session."""
 _MAX_PARTITIONS = 10_000
-_VERDICTS = GAP, ACCEPT, RELEASE, REJECT, RENEW
-"""By Kafka's numbers."""
+_VERDICTS = ACCEPT, ACCEPT, RELEASE, REJECT, RENEW
+"""By Kafka's numbers.  The first says that there is no record: all the same the client must hold
+the offset, unlike one that has read the log."""
 
 Place = tuple[UUID, int]
 """A topic by its id, and a partition."""
@@ -101,7 +102,7 @@ class ShareSession(ShareMember):
             key = log.key
             self.places[key] = place
             stored = self.partitions.get(key)
-            found[key] = stored or StoredRecords(log, self._decoder, READ_BYTES)
+            found[key] = stored or StoredRecords(log, self._decoder, READ_BYTES, most=1)
             if key not in self._decode:
                 self._decode[key] = partial(WireRows.of, rows_of=rows_of_typed(log))
         self.partitions = {key: found[key] for key in (*self.partitions, *found) if key in found}

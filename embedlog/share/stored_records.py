@@ -68,10 +68,17 @@ class StoredRecords:
         log: The partition.
         decoder: Decodes its batches.
         max_bytes: About how much to read at once.
+        most: How many batches are kept decoded.
     """
 
-    def __init__(self, log: PartitionLog, decoder: RecordDecoder, max_bytes: int) -> None:
-        self.log, self._decoder, self._max_bytes = log, decoder, max_bytes
+    def __init__(
+        self,
+        log: PartitionLog,
+        decoder: RecordDecoder,
+        max_bytes: int,
+        most: int = _MOST_DECODED,
+    ) -> None:
+        self.log, self._decoder, self._max_bytes, self._most = log, decoder, max_bytes, most
         self.partition = TopicPartition(log.topic, log.partition)
         self._epoch = -1
         self._reader: PartitionReader | None = None
@@ -161,7 +168,7 @@ class StoredRecords:
         if found is None or found[:2] != (batch, decode):
             found = batch, decode, decode(batch)
         self._decoded[batch.base_offset] = found
-        if len(self._decoded) > _MOST_DECODED:
+        if len(self._decoded) > self._most:
             del self._decoded[next(iter(self._decoded))]
         rows: R = found[2]
         return rows
