@@ -13,6 +13,7 @@ from support.wire_client import WireClient
 from test_server_batches import read_by_kafka_python
 from test_server_transactions import KilledServer
 
+from embedlog.record import TopicPartition
 from embedlog.server import share_fetch, share_group_answers
 from embedlog.server.cluster import topic_id
 from embedlog.server.error_codes import ErrorCode
@@ -105,9 +106,10 @@ class Sharer:
         ]
 
     def acknowledge(self, *said: tuple[int, int, int], **fields: Any) -> int:
-        """Acknowledge, and return the code of the request or of the partition."""
+        """Acknowledge, and return the code of the request, or else of the partition."""
         answer = self.ask("ShareAcknowledge", *said, **fields)
-        return int(answer.error_code or answer.responses[0].partitions[0].error_code)
+        codes = [part.error_code for topic in answer.responses for part in topic.partitions]
+        return int(answer.error_code or max(codes, default=0))
 
     def refused(self) -> int:
         """Return the code of the acknowledgements of the last fetch."""
@@ -473,8 +475,14 @@ def test_offsets_are_described_altered_and_deleted(log, join):
         ("DeleteShareGroupOffsets", deleted),
     ]:
         assert client.ask(api, 0, **fields).error_code == ErrorCode.NON_EMPTY_GROUP
-        none = client.ask(api, 0, **{**fields, "group_id": "none"})
-        assert none.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    none = {"group_id": "none"}
+    answer = client.ask("DeleteShareGroupOffsets", 0, **{**deleted, **none})
+    assert answer.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    # A group may begin with the offsets that it is given.
+    answer = client.ask("AlterShareGroupOffsets", 0, **{**altered, **none})
+    assert answer.responses[0].partitions[0].error_code == 0
+    assert log.groups["none"].describe().kind == "share"
+    assert log.groups["none"].lag() == {TopicPartition("jobs", 0): 1}
     assert sharer.beat(epoch=-1) == 0
     answer = client.ask("AlterShareGroupOffsets", 0, **altered)
     assert answer.responses[0].partitions[0].error_code == 0

@@ -102,13 +102,6 @@ class AdminService:
         else:
             self._log.alter_topic(topic, changes)
 
-    def alter_group(self, group: str, changes: Mapping[str, Any], *, validate_only: bool) -> None:
-        """Change settings of a group, or only check them; None resets one."""
-        if validate_only:
-            self._log.groups[group].config.changed(changes)
-        else:
-            self._log.groups[group].alter(changes)
-
     def configured_groups(self) -> list[str]:
         """Return the groups with settings of their own."""
         return self._log.root.context.state.read(

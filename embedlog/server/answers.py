@@ -663,9 +663,14 @@ class Answers:
             if not name or len(settings) > len(set(settings)):
                 text = "Name the topic or group, and each setting once"
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
-            changes = changes_of(self._config_of(resource), resource.configs or ())
-            change = self.service.alter_topic if kind == TOPIC else self.service.alter_group
-            change(name, changes, validate_only=request.validate_only)
+            config = self._config_of(resource)
+            changes = changes_of(config, resource.configs or ())
+            if request.validate_only:
+                config.changed(changes)
+            elif kind == TOPIC:
+                self.log.alter_topic(name, changes)
+            else:
+                self.log.groups[name].alter(changes)
 
         identity = ("resource_type", "resource_name")
         return {"responses": self.each(request.resources, identity, alter)}

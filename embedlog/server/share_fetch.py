@@ -13,9 +13,9 @@ from embedlog.server.answers import Caller, Fields
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import LONGEST_WAIT_SECONDS, MAX_ANSWER_BYTES, Fetcher
 from embedlog.server.remote_members import RemoteMembers
-from embedlog.server.share_session import INITIAL, Place, ShareSession, items_of
 from embedlog.server.subscriptions import check_member_id
 from embedlog.server.tail_watch import TailWatch, end_of
+from embedlog.server.wire_share_session import INITIAL, Place, WireShareSession, items_of
 
 _FINAL = -1
 """The epoch of a request that ends a session."""
@@ -43,7 +43,7 @@ class ShareFetcher:
         self, fetcher: Fetcher, members: RemoteMembers, watch: TailWatch, numbers: set[int]
     ) -> None:
         self._fetcher, self._members, self._watch = fetcher, members, watch
-        self._numbers, self._sessions = numbers, dict[tuple[str, str], ShareSession]()
+        self._numbers, self._sessions = numbers, dict[tuple[str, str], WireShareSession]()
 
     def share_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: records for this client alone, and what became of its acknowledgements.
@@ -57,9 +57,8 @@ class ShareFetcher:
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
         deadline = monotonic() + min(max(request.max_wait_ms, 0) / 1000, LONGEST_WAIT_SECONDS)
 
-        def fetched(session: ShareSession) -> dict[Place, Fields]:
-            items = [each for each in items_of(request) if each[1].acknowledgement_batches]
-            session.hear(items, may_renew=request.is_renew_ack)
+        def fetched(session: WireShareSession) -> dict[Place, Fields]:
+            session.hear(request)
             fields = self._acquired(session, request, deadline)
             for place, code in session.codes.items():
                 said = {f"acknowledge_{name}": value for name, value in code.items()}
@@ -69,7 +68,7 @@ class ShareFetcher:
         return self._in_session(request, fetched, deadline)
 
     def _acquired(
-        self, session: ShareSession, request: Any, deadline: float
+        self, session: WireShareSession, request: Any, deadline: float
     ) -> dict[Place, Fields]:
         """Acknowledge; return records once there are any, or at a deadline, and errors."""
         is_last = request.share_session_epoch == _FINAL
@@ -113,8 +112,8 @@ class ShareFetcher:
         if request.share_session_epoch == INITIAL:
             raise ApiError(ErrorCode.INVALID_SHARE_SESSION_EPOCH)
 
-        def acknowledged(session: ShareSession) -> dict[Place, Fields]:
-            session.hear(items_of(request), may_renew=request.is_renew_ack)
+        def acknowledged(session: WireShareSession) -> dict[Place, Fields]:
+            session.hear(request)
             session.write_letters(session.step(0))
             return session.codes
 
@@ -125,7 +124,7 @@ class ShareFetcher:
     def _in_session(
         self,
         request: Any,
-        answer: Callable[[ShareSession], dict[Place, Fields]],
+        answer: Callable[[WireShareSession], dict[Place, Fields]],
         deadline: float,
     ) -> Fields:
         """Return an answer in the session that a request begins, continues or ends."""
@@ -147,7 +146,7 @@ class ShareFetcher:
             "responses": [{"topic_id": topic, "partitions": topics[topic]} for topic in topics],
         }
 
-    def _session(self, request: Any) -> ShareSession:
+    def _session(self, request: Any) -> WireShareSession:
         group, member, epoch = request.group_id, request.member_id, request.share_session_epoch
         if not group or not member:
             raise ApiError(ErrorCode.INVALID_REQUEST, "A group and a member must be named")
@@ -161,7 +160,7 @@ class ShareFetcher:
             if len(self._sessions) >= _MAX_SESSIONS:
                 raise ApiError(ErrorCode.SHARE_SESSION_LIMIT_REACHED)
             answers = self._fetcher.answers
-            session = ShareSession(answers, self._members, group, member, self._numbers)
+            session = WireShareSession(answers, self._members, group, member, self._numbers)
             self._sessions[group, member] = session
         elif session is None:
             raise ApiError(ErrorCode.SHARE_SESSION_NOT_FOUND)

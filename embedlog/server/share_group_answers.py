@@ -7,6 +7,7 @@ heartbeat tells it which these are.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -147,8 +148,10 @@ class ShareGroupAnswers:
         """Answer: where groups begin in partitions, and how many records they have not done."""
 
         def described(asked: Any) -> Fields:
-            snapshot = _snapshot(ShareGroup(self._log.root, asked.group_id))
-            lags, rows, found = self._log.groups[asked.group_id].lag(), snapshot.committed, []
+            rows, lags, found = dict[TopicPartition, Any](), dict[TopicPartition, Any](), []
+            with suppress(GroupIdNotFoundError):
+                rows = _snapshot(ShareGroup(self._log.root, asked.group_id)).committed
+                lags = self._log.groups[asked.group_id].lag()
             wanted: Iterable[TopicPartition] = rows
             if asked.topics is not None:
                 every = [(each.topic_name, each.partitions) for each in asked.topics]
@@ -173,7 +176,8 @@ class ShareGroupAnswers:
             group.reset({partition: OffsetAndMetadata(offset)})
 
         group = ShareGroup(self._log.root, request.group_id)
-        group.check_empty(_snapshot(group).members, "set where it begins")
+        with suppress(GroupIdNotFoundError):
+            group.check_empty(_snapshot(group).members, "set where it begins")
         found = [
             (part, self._answers.outcome(alter, part, item.start_offset))
             for topic in request.topics

@@ -5,7 +5,7 @@ A session is one of a connection; its records are free when that ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -43,7 +43,7 @@ Found = tuple[list[bytes], list[Fields]]
 """What a session has acquired in a partition: batches of the wire, and ranges of offsets."""
 
 
-class ShareSession(ShareMember):
+class WireShareSession(ShareMember):
     """A session, as of its last request.
 
     Args:
@@ -113,15 +113,17 @@ class ShareSession(ShareMember):
 
     # Acknowledging
 
-    def hear(self, items: Iterable[tuple[Place, Any]], *, may_renew: bool) -> None:
+    def hear(self, request: Any) -> None:
         """Note what a client says of records, by partition; the next step does it."""
         self.codes, self._said = {}, {}
-        may_renew_here = self.group.config().share_renew_acknowledge_enable
-        for place, item in items:
+        may_renew = self.group.config().share_renew_acknowledge_enable
+        for place, item in items_of(request):
+            if not item.acknowledgement_batches:
+                continue
             try:
                 log = self._partition_at(place)
-                said = _acknowledgements(item.acknowledgement_batches, may_renew)
-                if not may_renew_here and any(each.verdict == RENEW for each in said):
+                said = _acknowledgements(item.acknowledgement_batches, request.is_renew_ack)
+                if not may_renew and any(each.verdict == RENEW for each in said):
                     raise ApiError(ErrorCode.INVALID_RECORD_STATE, "The group renews no locks")
             except (EmbedlogError, ApiError) as error:
                 self.codes[place] = self._answers.failure(error)
