@@ -172,7 +172,7 @@ class RemoteMembers:
         Raises:
             UnknownMemberIdError: No client is this member.
         """
-        path = f"{LOCKS}{random_id().replace('-', '')}"
+        path, info = f"{LOCKS}{random_id().replace('-', '')}", self.info(group, member)
 
         def step(txn: kv.Txn, document: Membership) -> MemberInfo:
             before = _info(group, document, member, None)
@@ -180,7 +180,7 @@ class RemoteMembers:
             return before
 
         lock = hold(group, path, lambda: group.update(step))
-        return GroupMember(group, self.info(group, member)._replace(pid=os.getpid()), lock)
+        return GroupMember(group, info._replace(lock=path, pid=os.getpid()), lock)
 
     def change(
         self,

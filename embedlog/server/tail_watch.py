@@ -60,11 +60,13 @@ class TailWatch:
                 self._thread.start()
             self._changed.notify()
         # The thread may have looked, and gone to sleep, between the look of the caller and now.
-        if not _due([waiting]):
-            waiting.woken.wait(max(deadline - monotonic(), 0))
-        with self._changed:
-            self._waiting.discard(waiting)
-            return not self._closed
+        try:
+            if not _due([waiting]):
+                waiting.woken.wait(max(deadline - monotonic(), 0))
+        finally:
+            with self._changed:
+                self._waiting.discard(waiting)
+        return not self._closed
 
     def close(self) -> None:
         """Wake all that wait, and end the thread."""

@@ -62,10 +62,7 @@ class WireShareSession(ShareMember):
     ) -> None:
         super().__init__(answers.log.root, group, numbers)
         self._root.context.check_writable()
-        self._answers, self._numbers = answers, numbers
-        self.member = members.hold(self.group, client)
-        numbers.add(member_number(self.member))
-        self.epoch = INITIAL
+        self._answers, self._numbers, self.epoch = answers, numbers, INITIAL
         self._asked: dict[Place, None] = {}
         self.places: dict[bytes, Place] = {}
         """The partitions that are asked for, or acknowledged, by key."""
@@ -75,6 +72,8 @@ class WireShareSession(ShareMember):
         self._said: dict[bytes, list[Acknowledgement]] = {}
         self.codes: dict[Place, Fields] = {}
         """What became of the acknowledgements of the last request."""
+        self.member = members.hold(self.group, client)
+        numbers.add(member_number(self.member))
 
     def follow(self, request: Any) -> dict[Place, Fields]:
         """Change what is asked for, as a request says; return the errors of what is not there.

@@ -14,7 +14,7 @@ from embedlog.partition.reader import PartitionReader
 from embedlog.record import Record, TopicPartition
 
 
-class DecodedRows(Protocol):
+class RowsByOffset(Protocol):
     """The rows of a batch, however decoded."""
 
     @property
@@ -22,7 +22,7 @@ class DecodedRows(Protocol):
         """Their offsets, in order."""
 
 
-R = TypeVar("R", bound=DecodedRows)
+R = TypeVar("R", bound=RowsByOffset)
 
 _MOST_DECODED = 8
 """Batches that are kept decoded: the next offsets that a member acquires are often in one of them,
