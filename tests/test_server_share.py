@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
@@ -38,7 +39,8 @@ class Sharer:
     """
 
     def __init__(self, address: str, topic: Any, name: str, partitions: int = 1) -> None:
-        self.client, self.topic, self.name = WireClient(address), topic, name
+        self.address, self.client = address, WireClient(address)
+        self.topic, self.name = topic, name
         self.epoch = self.member_epoch = 0
         self.partitions = range(partitions)
         self.last: Any = None
@@ -111,6 +113,12 @@ class Sharer:
         codes = [part.error_code for topic in answer.responses for part in topic.partitions]
         return int(answer.error_code or max(codes, default=0))
 
+    def reconnect(self) -> None:
+        """Go on with another connection, without the records of the last one."""
+        self.client.close()
+        self.client, self.epoch = WireClient(self.address), 0
+        assert self.beat() == 0
+
     def refused(self) -> int:
         """Return the code of the acknowledgements of the last fetch."""
         (code,) = {
@@ -149,7 +157,7 @@ def join(log, kafka_server):
         def make(name: str = "a", address: str = "", partitions: int = 1) -> Sharer:
             number = topic_id(log, log.root.topic("jobs"))
             sharer = Sharer(address or kafka_server.bootstrap_servers, number, name, partitions)
-            stack.callback(sharer.client.close)
+            stack.callback(lambda: sharer.client.close())
             assert sharer.beat() == 0
             return sharer
 
@@ -448,15 +456,44 @@ def test_a_killed_server_loses_no_acknowledgement(log, join):
             assert (record.offset, record.delivery_count) == (1, 2)
             consumer.commit()
             server.restart()
-            epoch = sharer.member_epoch
-            again = join("b", server.address)
-            again.name, again.member_epoch = "a", epoch
-            assert again.beat() == 0
-            assert again.fetch() == [(2, 2, b"z")]
-            assert again.acknowledge((2, 2, ACCEPT)) == 0
+            sharer.reconnect()
+            assert sharer.fetch() == [(2, 2, b"z")]
+            assert sharer.acknowledge((2, 2, ACCEPT)) == 0
     finally:
         server.stop()
     assert lag(log) == 0
+
+
+@pytest.mark.tier("all")
+def test_what_was_acknowledged_never_comes_again(log, join):
+    """While servers are killed, and a program on the directory takes records of the group, too."""
+    dice, done, count = random.Random(7), set[int](), 400
+    log.groups["g"].alter({"share.delivery.count.limit": 1000})
+    append(log, *(b"%d" % number for number in range(count)))
+    server, kills = KilledServer(log.path), 0
+    try:
+        with log.share_consumer("jobs", group="g", max_poll_records=3) as consumer:
+            sharer = join("a", server.address)
+            while lag(log):
+                if dice.random() < 0.3:
+                    offsets = {record.offset for record in consumer.poll()}
+                    assert not offsets & done
+                    consumer.commit()
+                    done |= offsets
+                offsets = {offset for offset, *_ in sharer.fetch(max_records=dice.randrange(1, 9))}
+                assert not offsets & done
+                for offset in sorted(offsets):
+                    if dice.random() < 0.03:
+                        server.restart()
+                        kills += 1
+                        sharer.reconnect()
+                        break
+                    assert sharer.acknowledge((offset, offset, ACCEPT)) == 0
+                    done.add(offset)
+    finally:
+        server.stop()
+    assert kills
+    assert done == set(range(count))
 
 
 # Administration
@@ -501,6 +538,12 @@ def test_offsets_are_described_altered_and_deleted(log, join):
     codes = [each.error_code for each in answer.responses]
     assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert described() == []
+    # As Java's tools spell them.
+    filters = {"states_filter": ["Empty"], "types_filter": ["Share"]}
+    assert [each.group_id for each in client.ask("ListGroups", 5, **filters).groups] == [
+        "g",
+        "none",
+    ]
     (group,) = client.ask("ShareGroupDescribe", 1, group_ids=["g"]).groups
     assert (group.error_code, group.group_state, group.members) == (0, "Empty", [])
 

@@ -679,14 +679,14 @@ class Answers:
 
     def list_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: the groups."""
-        states, types, groups = request.states_filter, request.types_filter, []
+        groups = []
         for name in self.log.groups if caller.node == controller_id(self.log) else ():
             group = self.service.group(name)
             if group is None:
                 continue  # It was deleted meanwhile.
             kind = self.service.group_type(name)
             state = MODERN_STATES.get(group.state, group.state) if kind == MODERN else group.state
-            if (not states or state in states) and (not types or kind in types):
+            if is_listed(request, state, kind):
                 facts = {"group_id": name, "protocol_type": group.kind, "group_type": kind}
                 groups.append({**facts, "group_state": state})
         return {"groups": groups}
@@ -882,6 +882,14 @@ def _items(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
     for topic in topics:
         for item in topic.partitions:
             yield TopicPartition(topic.name, item.partition_index), item
+
+
+def is_listed(request: Any, state: str, kind: str) -> bool:
+    """Whether a request asks for groups in a state and of a type, however it spells these."""
+    asked = (request.states_filter, state), (request.types_filter, kind)
+    return all(
+        not wanted or one.lower() in (each.lower() for each in wanted) for wanted, one in asked
+    )
 
 
 def by_topic(results: Iterable[tuple[TopicPartition, Fields]]) -> list[Fields]:

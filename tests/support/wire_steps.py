@@ -724,6 +724,7 @@ def group_offsets(world: World) -> list[Scenario]:
         listed("classic", types_filter=["classic"], since=5),
         listed("consumer", types_filter=["consumer"], since=5),
         listed("wrong type", types_filter=["sleepy"], since=5),
+        listed("in capitals", states_filter=["EMPTY"], types_filter=["CLASSIC"], since=5),
         groups("empty", "DescribeGroups", group),
         Step(
             "operations",
