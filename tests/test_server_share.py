@@ -420,6 +420,7 @@ def test_each_request_is_the_next_one_of_its_session(log, join):
 def test_a_connection_has_so_many_sessions(log, join, monkeypatch):
     monkeypatch.setattr(share_fetch, "_MAX_SESSIONS", 1)
     first, second = join("a"), join("b")
+    second.client.close()
     second.client = first.client
     first.fetch()
     second.fetch()

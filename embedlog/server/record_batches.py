@@ -333,10 +333,6 @@ class WireRows(NamedTuple):
         columns = self.columns.slice(rows.start, len(offsets))
         return self._replace(columns=columns, offsets=offsets, next_offset=int(offsets[-1]) + 1)
 
-    def written(self) -> bytes:
-        """Return a batch of the wire."""
-        return _written(self)
-
 
 def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[bytes]:
     """Yield batches of the wire with the records of batches of a log, which are merged.
@@ -364,7 +360,7 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[byt
         if len(columns) > 1:
             (merged,) = pa.Table.from_batches(columns).combine_chunks().to_batches()
         offsets = np.concatenate([_offsets_of(batch) for batch in run])
-        yield _written(WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
+        yield write_rows(WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
 
 
 def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
@@ -469,7 +465,8 @@ def _sealed(
     return bytes(out)
 
 
-def _written(rows: WireRows) -> bytes:
+def write_rows(rows: WireRows) -> bytes:
+    """Return a batch of the wire with records."""
     columns, count = rows.columns, rows.columns.num_rows
     times = np.frombuffer(
         columns.column(0).buffers()[1], np.int64, count, columns.column(0).offset * 8

@@ -22,7 +22,7 @@ from embedlog.partition import PartitionLog
 from embedlog.server.answers import Answers, Fields
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import READ_BYTES, rows_of_typed
-from embedlog.server.record_batches import WireRows
+from embedlog.server.record_batches import WireRows, write_rows
 from embedlog.server.remote_members import RemoteMembers
 from embedlog.share.share_group import Acknowledgement, StepOutcome, member_number
 from embedlog.share.share_member import ShareMember
@@ -174,7 +174,7 @@ class WireShareSession(ShareMember):
             if rows:
                 first, after = int(rows[0].offsets[0]), rows[-1].next_offset
                 records, ranges = found.setdefault(key, ([], []))
-                records += [each.written() for each in rows]
+                records += map(write_rows, rows)
                 acquired = {"first_offset": first, "last_offset": after - 1}
                 ranges.append({**acquired, "delivery_count": count})
             around = (start, first, GAP), (after, following, GAP), (following, stop, RETURN)
