@@ -659,6 +659,8 @@ class Group:
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "reset its offsets")
+            if self.kind == SHARE:
+                self._check_kind(group, begin=not self._has_offsets(txn))
             if group.kind == SHARE:
                 fresh = (
                     position._replace(metadata=share_state.PREFIX)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -89,21 +89,37 @@ def join(
         session_ms=session_ms,
         joined_ms=group.context.clock(),
     )
+    lock = hold(
+        group,
+        info.lock,
+        lambda: group.update_without_dead_members(
+            lambda txn, document: group.admit(txn, document, info, max_members)
+        ),
+    )
+    return GroupMember(group, info, lock)
+
+
+def hold(group: Group, path: str, step: Callable[[], MemberInfo | None]) -> int:
+    """Return the lock of a member's file, which it has before a step makes the member visible.
+
+    Args:
+        group: The group.
+        path: The file.
+        step: Returns the member that is replaced, whose file is deleted.
+    """
     files = group.context.files
     # Locked before the member is visible to others: a free lock means that it is dead.
-    lock = files.open(info.lock, write=True, create=True)
+    lock = files.open(path, write=True, create=True)
     try:
         files.lock(lock, 0)
-        replaced = group.update_without_dead_members(
-            lambda txn, document: group.admit(txn, document, info, max_members)
-        )
+        replaced = step()
     except BaseException:
         files.close(lock)
-        group.delete_lock_file(info.lock)
+        group.delete_lock_file(path)
         raise
     if replaced is not None:
         group.delete_lock_file(replaced.lock)
-    return GroupMember(group, info, lock)
+    return lock
 
 
 class GroupMember:

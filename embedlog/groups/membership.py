@@ -38,7 +38,7 @@ class RemoteClient(NamedTuple):
     """
 
     protocol: str
-    """``CLASSIC``, or ``MODERN`` for that of KIP-848."""
+    """``CLASSIC``, ``MODERN`` for that of KIP-848, or ``SHARE`` for that of KIP-932."""
     host: str
     rack: str | None
     topics: tuple[str, ...]
@@ -70,7 +70,8 @@ class MemberInfo(NamedTuple):
     client_id: str
     pid: int
     lock: str
-    """The file whose lock it holds for as long as it lives; empty if it is remote."""
+    """The file whose lock it holds for as long as it lives.  For a client a server does so, while
+    that has records of a share group; otherwise it is empty."""
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
     """The names of the assignors that it supports, in order of preference."""

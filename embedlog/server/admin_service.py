@@ -11,6 +11,7 @@ from embedlog.api import Log
 from embedlog.api.consumer_group import GroupDescription
 from embedlog.catalog import check_partition_count, check_topic_name, refuse_internal
 from embedlog.config import TopicConfig
+from embedlog.config.settings import Settings
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     EligibleLeadersNotAvailableError,
@@ -22,6 +23,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
 )
 from embedlog.groups.membership import CLASSIC, MODERN, SHARE, has_modern_members
+from embedlog.keyspace import GROUP_CONFIGS
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication.placement import assign_replicas
 from embedlog.server.cluster import nodes, placement
@@ -99,6 +101,12 @@ class AdminService:
             self.topic_config(topic).changed(changes)
         else:
             self._log.alter_topic(topic, changes)
+
+    def configured_groups(self) -> list[str]:
+        """Return the groups with settings of their own."""
+        return self._log.root.context.state.read(
+            lambda txn: [n for (n,) in GROUP_CONFIGS.keys(txn)]
+        )
 
     def partitions(self, topics: Iterable[str] | None = None) -> list[TopicPartition]:
         """Return the partitions of some topics, or of all."""
@@ -237,7 +245,7 @@ class AdminService:
         return outcomes
 
 
-def changed_setting(config: TopicConfig, name: str, operation: str, value: Any) -> Any:
+def changed_setting(config: Settings, name: str, operation: str, value: Any) -> Any:
     """Return the new value of a setting after ``SET``, ``DELETE``, ``APPEND`` or ``SUBTRACT``.
 
     The last two are for settings that are lists.  None resets a setting.

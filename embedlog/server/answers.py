@@ -15,7 +15,8 @@ from uuid import UUID
 
 from embedlog.api import Log
 from embedlog.catalog import INTERNAL, TopicInfo, epochs
-from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.config import MaintenanceConfig, ShareGroupConfig, TopicConfig
+from embedlog.config.settings import Settings
 from embedlog.config.values import setting_text
 from embedlog.errors import (
     EmbedlogError,
@@ -44,18 +45,21 @@ from embedlog.server.protocol import encode
 Fields = dict[str, Any]
 """A response, or a part of one."""
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 """Kafka's numbers for resources that have settings."""
 _TYPES = {bool: 1, type(None): 1, int: 5, float: 6, str: 2}
 """Kafka's numbers for types of settings."""
 _INTS = frozenset(
     {"broker.id", "index.interval.bytes", "max.message.bytes", "min.insync.replicas"}
-    | {"num.partitions", "segment.bytes", "segment.index.bytes"}
+    | {"num.partitions", "segment.bytes", "segment.index.bytes", "share.delivery.count.limit"}
+    | {"share.partition.max.record.locks", "share.record.lock.duration.ms"}
 )
 _TYPES_BY_NAME = {"cleanup.policy": 7, **dict.fromkeys(_INTS, 3)}
 """Where a value of Python does not tell: lists, and what has 32 bits in Kafka."""
-_OF_TOPIC, _OF_BROKER, _DEFAULT = 1, 4, 5
+_OF_TOPIC, _OF_BROKER, _DEFAULT, _OF_GROUP = 1, 4, 5, 8
 """Kafka's numbers for where the value of a setting is from."""
+_SOURCES = {TOPIC: _OF_TOPIC, GROUP: _OF_GROUP}
+"""Of values that are not defaults, by what has settings that can be changed."""
 _EARLIEST_TO_UPLOAD = -6
 """The last of Kafka's numbers for offsets to look up."""
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
@@ -559,22 +563,30 @@ class Answers:
     # Settings
 
     def describe_configs(self, request: Any, caller: Caller) -> Fields:
-        """Answer: the settings of topics and brokers."""
+        """Answer: the settings of topics, brokers and groups."""
 
         def describe(resource: Any) -> Fields:
-            if resource.resource_type == TOPIC:
-                values = self.service.topic_config(resource.resource_name).to_dict()
-                defaults = TopicConfig().to_dict()
+            kind = resource.resource_type
+            if kind in _SOURCES:
+                config = self._config_of(resource)
+                values, defaults = config.to_dict(), type(config)().to_dict()
             else:
                 values, defaults = self._settings_of_broker(resource), None
             keys = resource.configuration_keys
             if keys is not None:
                 values = {name: value for name, value in values.items() if name in keys}
-            synonyms = request.include_synonyms
-            return {"configs": _entries(values, defaults, synonyms=synonyms)}
+            source = _SOURCES.get(kind, _OF_BROKER)
+            return {"configs": _entries(values, defaults, source, request.include_synonyms)}
 
         names = "resource_type", "resource_name"
         return {"results": self.each(request.resources, names, describe)}
+
+    def _config_of(self, resource: Any) -> TopicConfig | ShareGroupConfig:
+        """Return the settings of a topic or a group."""
+        name = resource.resource_name
+        if resource.resource_type == TOPIC:
+            return self.service.topic_config(name)
+        return self.log.groups[name].config
 
     def _settings_of_broker(self, resource: Any) -> dict[str, Any]:
         if resource.resource_type != BROKER:
@@ -598,7 +610,8 @@ class Answers:
 
     def list_config_resources(self, request: Any, caller: Caller) -> Fields:
         """Answer: what has settings."""
-        names = {TOPIC: self.log.topics(), BROKER: list(map(str, nodes(self.log)))}
+        groups = self.service.configured_groups()
+        names = {TOPIC: self.log.topics(), BROKER: list(map(str, nodes(self.log))), GROUP: groups}
         return {
             "config_resources": [
                 {"resource_type": kind, "resource_name": name}
@@ -609,9 +622,9 @@ class Answers:
         }
 
     def incremental_alter_configs(self, request: Any, caller: Caller) -> Fields:
-        """Answer: changes some settings of topics."""
+        """Answer: changes some settings of topics and groups."""
 
-        def changes(config: TopicConfig, entries: Any) -> dict[str, Any]:
+        def changes(config: Settings, entries: Any) -> dict[str, Any]:
             known, changed = config.to_dict(), {}
             for each in entries:
                 if not 0 <= each.config_operation < len(_OPERATIONS):
@@ -629,32 +642,35 @@ class Answers:
         return self._alter(request, changes)
 
     def alter_configs(self, request: Any, caller: Caller) -> Fields:
-        """Answer: sets all settings of topics; others get their defaults."""
+        """Answer: sets all settings of topics and groups; others get their defaults."""
 
-        def changes(config: TopicConfig, entries: Any) -> dict[str, Any]:
+        def changes(config: Settings, entries: Any) -> dict[str, Any]:
             given = {each.name: _given(each) for each in entries}
             return dict.fromkeys(config.overrides()) | given
 
         return self._alter(request, changes)
 
-    def _alter(
-        self, request: Any, changes_of: Callable[[TopicConfig, Any], dict[str, Any]]
-    ) -> Fields:
+    def _alter(self, request: Any, changes_of: Callable[[Settings, Any], dict[str, Any]]) -> Fields:
         def alter(resource: Any) -> None:
-            if resource.resource_type == BROKER:
+            kind, name = resource.resource_type, resource.resource_name
+            if kind == BROKER:
                 self._settings_of_broker(resource)
-            elif resource.resource_type != TOPIC:
-                raise _no_settings()
-            if resource.resource_type != TOPIC:
-                text = "Only the settings of topics can be changed"
+                text = "Only the settings of topics and groups can be changed"
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
-            name = resource.resource_name
+            if kind not in _SOURCES:
+                raise _no_settings()
             settings = [each.name for each in resource.configs or ()]
             if not name or len(settings) > len(set(settings)):
-                text = "Name the topic, and each setting once"
+                text = "Name the topic or group, and each setting once"
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
-            changes = changes_of(self.service.topic_config(name), resource.configs or ())
-            self.service.alter_topic(name, changes, validate_only=request.validate_only)
+            config = self._config_of(resource)
+            changes = changes_of(config, resource.configs or ())
+            if request.validate_only:
+                config.changed(changes)
+            elif kind == TOPIC:
+                self.log.alter_topic(name, changes)
+            else:
+                self.log.groups[name].alter(changes)
 
         identity = ("resource_type", "resource_name")
         return {"responses": self.each(request.resources, identity, alter)}
@@ -663,14 +679,14 @@ class Answers:
 
     def list_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: the groups."""
-        states, types, groups = request.states_filter, request.types_filter, []
+        groups = []
         for name in self.log.groups if caller.node == controller_id(self.log) else ():
             group = self.service.group(name)
             if group is None:
                 continue  # It was deleted meanwhile.
             kind = self.service.group_type(name)
             state = MODERN_STATES.get(group.state, group.state) if kind == MODERN else group.state
-            if (not states or state in states) and (not types or kind in types):
+            if is_listed(request, state, kind):
                 facts = {"group_id": name, "protocol_type": group.kind, "group_type": kind}
                 groups.append({**facts, "group_state": state})
         return {"groups": groups}
@@ -836,7 +852,7 @@ def _given(entry: Any) -> Any:
 
 
 def _no_settings() -> ApiError:
-    return ApiError(ErrorCode.INVALID_REQUEST, "Only topics and brokers have settings")
+    return ApiError(ErrorCode.INVALID_REQUEST, "Only topics, brokers and groups have settings")
 
 
 def _with_operations(topics: list[Fields], is_asked: bool) -> list[Fields]:
@@ -868,6 +884,14 @@ def _items(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
             yield TopicPartition(topic.name, item.partition_index), item
 
 
+def is_listed(request: Any, state: str, kind: str) -> bool:
+    """Whether a request asks for groups in a state and of a type, however it spells these."""
+    asked = (request.states_filter, state), (request.types_filter, kind)
+    return all(
+        not wanted or one.lower() in (each.lower() for each in wanted) for wanted, one in asked
+    )
+
+
 def by_topic(results: Iterable[tuple[TopicPartition, Fields]]) -> list[Fields]:
     """Return the results of partitions as a response has them."""
     topics: dict[str, list[Fields]] = {}
@@ -877,14 +901,17 @@ def by_topic(results: Iterable[tuple[TopicPartition, Fields]]) -> list[Fields]:
 
 
 def _entries(
-    values: dict[str, Any], defaults: dict[str, Any] | None, *, synonyms: bool = False
+    values: dict[str, Any],
+    defaults: dict[str, Any] | None,
+    changed: int = _OF_TOPIC,
+    synonyms: bool = False,
 ) -> list[Fields]:
     """Return settings as DescribeConfigs has them; those without defaults are of a broker."""
     entries = []
     for name, value in values.items():
-        source = _OF_BROKER
-        if defaults is not None:
-            source = _DEFAULT if value == defaults[name] else _OF_TOPIC
+        source = changed
+        if defaults is not None and value == defaults[name]:
+            source = _DEFAULT
         entry: Fields = {
             "name": name,
             "value": setting_text(value),
@@ -894,7 +921,7 @@ def _entries(
         }
         if synonyms:
             found = [(value, source)]
-            if source == _OF_TOPIC and defaults is not None:
+            if source == changed and defaults is not None:
                 found.append((defaults[name], _DEFAULT))
             entry["synonyms"] = [
                 {"name": name, "value": setting_text(each), "source": number}

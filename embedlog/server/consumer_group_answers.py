@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
+from embedlog.api import Log
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.group import Group
 from embedlog.groups.membership import (
@@ -90,15 +91,15 @@ class ConsumerGroupAnswers:
             and told in self._told
             and self._members.is_unchanged(group, member, request.member_epoch)
         ):
-            return _alive(member, request.member_epoch)
+            return alive(member, request.member_epoch)
         else:
             self._update(group, member, request)
         owned = self._owned(request)
-        check = partial(_check_epoch, request.member_epoch, owned)
+        check = partial(check_epoch, request.member_epoch, owned)
         step = self._members.follow(group, member, request.instance_id, owned, check)
-        answer = _alive(member, step.epoch)
+        answer = alive(member, step.epoch)
         if _says_all(request) or self._told.get(told) != step.assigned.keys():
-            answer["assignment"] = self._assignment(step.assigned)
+            answer["assignment"] = assignment(self._log, step.assigned)
         self._told = {told: set(step.assigned)}
         return answer
 
@@ -127,7 +128,7 @@ class ConsumerGroupAnswers:
         """Change what the group knows of a member, if the request or the topics say so."""
         info = group.read().members.get(member)
         if info is not None and info.remote is not None and self._changed(info, request) != info:
-            check = partial(_check_epoch, request.member_epoch, self._owned(request))
+            check = partial(check_epoch, request.member_epoch, self._owned(request))
             changed = partial(self._changed, request=request)
             self._members.change(group, member, request.instance_id, changed, check)
 
@@ -178,18 +179,6 @@ class ConsumerGroupAnswers:
             if number >= 0
         }
 
-    def _assignment(self, partitions: Iterable[bytes]) -> Fields:
-        topics: dict[UUID, list[int]] = {}
-        for key in sorted(partitions):
-            number, partition = PARTITION_KEY.unpack(key)
-            topics.setdefault(topic_uuid(self._log, number), []).append(partition)
-        return {
-            "topic_partitions": [
-                {"topic_id": number, "partitions": partitions}
-                for number, partitions in topics.items()
-            ]
-        }
-
     # Administration
 
     def consumer_group_describe(self, request: Any, caller: Caller) -> Fields:
@@ -221,7 +210,7 @@ class ConsumerGroupAnswers:
             "assignment_epoch": document.generation,
             "assignor_name": "range" if document.assignor == "range" else "uniform",
             "members": [
-                _member(info, sessions.get(info.id, MemberSession(0)))
+                described_member(info, sessions.get(info.id, MemberSession(0)))
                 | {
                     "assignment": self._named(owned.get(info.id, ()), document),
                     "target_assignment": self._named(document.target.get(info.id, ()), document),
@@ -247,7 +236,8 @@ class ConsumerGroupAnswers:
         }
 
 
-def _member(info: MemberInfo, session: MemberSession) -> Fields:
+def described_member(info: MemberInfo, session: MemberSession) -> Fields:
+    """Return what is said of a member, but for its partitions."""
     client = info.remote
     is_modern = client is None or client.protocol == MODERN
     return {
@@ -263,7 +253,7 @@ def _member(info: MemberInfo, session: MemberSession) -> Fields:
     }
 
 
-def _check_epoch(received: int, owned: Keys | None, session: MemberSession, keys: Keys) -> None:
+def check_epoch(received: int, owned: Keys | None, session: MemberSession, keys: Keys) -> None:
     """Raise unless a client is in a session; it says that it has some partitions, or nothing.
 
     Raises:
@@ -281,8 +271,22 @@ def _check_epoch(received: int, owned: Keys | None, session: MemberSession, keys
         )
 
 
-def _alive(member: str, epoch: int) -> Fields:
+def alive(member: str, epoch: int) -> Fields:
+    """Return what each heartbeat is answered."""
     return {"member_id": member, "member_epoch": epoch, "heartbeat_interval_ms": HEARTBEAT_MS}
+
+
+def assignment(log: Log, partitions: Iterable[bytes]) -> Fields:
+    """Return partitions, by their keys, as heartbeats are told them."""
+    topics: dict[UUID, list[int]] = {}
+    for key in sorted(partitions):
+        number, partition = PARTITION_KEY.unpack(key)
+        topics.setdefault(topic_uuid(log, number), []).append(partition)
+    return {
+        "topic_partitions": [
+            {"topic_id": number, "partitions": partitions} for number, partitions in topics.items()
+        ]
+    }
 
 
 def _says_all(request: Any) -> bool:

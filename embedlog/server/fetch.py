@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -24,13 +24,13 @@ from embedlog.server.tail_watch import TailWatch
 
 MAX_ANSWER_BYTES = 55 << 20
 """The most records in an answer, as Kafka's ``fetch.max.bytes``."""
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 """How much of a partition is converted at a time."""
 _ZSTD_SINCE = 10
 """The first version of fetch requests whose clients know zstd."""
 _MAX_READERS = 1000
 """How many partitions a connection reads on from where it was."""
-_LONGEST_WAIT_SECONDS = 300.0
+LONGEST_WAIT_SECONDS = 300.0
 """Also if a client asks for more: its connection may have broken meanwhile."""
 
 
@@ -63,7 +63,7 @@ class Fetcher:
         """
         session = self._session = FetchSession.of(request, caller.version, self._session)
         asked = list(partitions_of(request) if session is None else session.partitions.items())
-        deadline = monotonic() + min(max(request.max_wait_ms, 0) / 1000, _LONGEST_WAIT_SECONDS)
+        deadline = monotonic() + min(max(request.max_wait_ms, 0) / 1000, LONGEST_WAIT_SECONDS)
         while True:
             self.sent()
             answer = _Answer(self, request, caller)
@@ -76,7 +76,7 @@ class Fetcher:
 
     def grant(self, wanted: int) -> int:
         """Return how many bytes an answer may have, of those that all may have together."""
-        self._granted += (granted := self._memory.take(wanted, least=_READ_BYTES))
+        self._granted += (granted := self._memory.take(wanted, least=READ_BYTES))
         return granted
 
     def sent(self) -> None:
@@ -101,13 +101,9 @@ class Fetcher:
 
     def _converted(self, log: PartitionLog, reader: PartitionReader, limit: int) -> list[bytes]:
         """Return the next batches, and keep the reader for those after them."""
-        rows_of = None
-        if log.schema is not None:
-            from embedlog.server.typed_json import to_wire
-
-            rows_of = partial(to_wire, schema=log.schema)
+        rows_of = rows_of_typed(log)
         found, size = list[bytes](), 0
-        while size < limit and (batches := reader.read(min(limit - size, _READ_BYTES))):
+        while size < limit and (batches := reader.read(min(limit - size, READ_BYTES))):
             for group in _groups(batches):
                 found += write_batches(group, rows_of)
                 size = sum(map(len, found))
@@ -120,6 +116,15 @@ class Fetcher:
         return found
 
 
+def rows_of_typed(log: PartitionLog) -> Callable[[Batch], Any] | None:
+    """Return what makes the columns of the wire of a batch of a typed topic; None of others."""
+    if log.schema is None:
+        return None
+    from embedlog.server.typed_json import to_wire
+
+    return partial(to_wire, schema=log.schema)
+
+
 def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     """Yield batches that are converted together: of more than one, the columns are not large.
 
@@ -128,7 +133,7 @@ def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     group, size = list[Batch](), 0
     for batch in batches:
         decoded = batch.decoded_bytes()
-        if group and size + decoded > _READ_BYTES:
+        if group and size + decoded > READ_BYTES:
             yield group
             group, size = [], 0
         group.append(batch)

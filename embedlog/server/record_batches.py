@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from embedlog.batch import Batch, EncodedBatch, encode, encode_lists, from_lists, schema
 from embedlog.batch.arrays import data, numbers
@@ -306,7 +306,7 @@ def _gathered(plain: bytes, starts: Any, ends: Any, nulls: Any) -> Any:
 # To the wire
 
 
-class _WireRows(NamedTuple):
+class WireRows(NamedTuple):
     """Records that one batch of the wire holds, as columns."""
 
     columns: Any
@@ -316,6 +316,22 @@ class _WireRows(NamedTuple):
     next_offset: int
     leader_epoch: int
     is_log_append_time: bool
+
+    @classmethod
+    def of(cls, batch: Batch, rows_of: Any = None) -> Self:
+        """Return the records of a batch of a log; ``rows_of`` as in `write_batches`.
+
+        Raises:
+            CorruptBatchError: It is damaged.
+        """
+        columns = (rows_of or _columns_of)(batch)
+        return cls(columns, _offsets_of(batch), batch.next_offset, *_merge_key(batch))
+
+    def part(self, rows: slice) -> Self:
+        """Return some of the records."""
+        offsets = self.offsets[rows]
+        columns = self.columns.slice(rows.start, len(offsets))
+        return self._replace(columns=columns, offsets=offsets, next_offset=int(offsets[-1]) + 1)
 
 
 def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[bytes]:
@@ -344,7 +360,7 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[byt
         if len(columns) > 1:
             (merged,) = pa.Table.from_batches(columns).combine_chunks().to_batches()
         offsets = np.concatenate([_offsets_of(batch) for batch in run])
-        yield _written(_WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
+        yield write_rows(WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
 
 
 def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
@@ -449,7 +465,8 @@ def _sealed(
     return bytes(out)
 
 
-def _written(rows: _WireRows) -> bytes:
+def write_rows(rows: WireRows) -> bytes:
+    """Return a batch of the wire with records."""
     columns, count = rows.columns, rows.columns.num_rows
     times = np.frombuffer(
         columns.column(0).buffers()[1], np.int64, count, columns.column(0).offset * 8

@@ -11,6 +11,7 @@ Until it has, a partition that it must give up is its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import NamedTuple
@@ -19,11 +20,11 @@ from embedlog import kv
 from embedlog.api import Log
 from embedlog.assignor import by_name
 from embedlog.assignor.select import BUILT_IN
-from embedlog.consumer.group_member import GroupMember, join
+from embedlog.consumer.group_member import GroupMember, hold, join
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import EmbedlogError, UnknownMemberIdError
 from embedlog.group import Group
-from embedlog.groups import offsets, ownership
+from embedlog.groups import LOCKS, offsets, ownership
 from embedlog.groups.membership import (
     CLASSIC,
     IN_MEMORY,
@@ -34,7 +35,7 @@ from embedlog.groups.membership import (
 )
 from embedlog.groups.ownership import NO_OWNER, OWNERS, PartitionOwner
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.record import OffsetAndMetadata, TopicPartition, random_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 
 ASSIGNORS = {name: by_name(name) for name in BUILT_IN}
@@ -106,6 +107,14 @@ class RemoteMembers:
         """
         return open_group(self._log.root, name)
 
+    def info(self, group: Group, member: str) -> MemberInfo:
+        """Return what a group knows of a client.
+
+        Raises:
+            UnknownMemberIdError: No client is this member.
+        """
+        return _info(group, group.read(), member, None)
+
     # Membership
 
     def admit(
@@ -136,7 +145,7 @@ class RemoteMembers:
                 return group.admit(txn, document, info)
             if _kind(before) != _kind(info):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")
-            document.change(info._replace(joined_ms=before.joined_ms))
+            document.change(info._replace(joined_ms=before.joined_ms, lock=before.lock))
             return None
 
         replaced = group.update_without_dead_members(step)
@@ -154,6 +163,24 @@ class RemoteMembers:
         """
         # It needs no heartbeat: the lock says that it lives.
         return join(self.group(name), (), [IN_MEMORY], session_ms=0, client_id="embedlog-serve")
+
+    def hold(self, group: Group, member: str) -> GroupMember:
+        """Let this process have records of a share group for a client, until that is unlocked.
+
+        Whatever had records for it before has them no more.
+
+        Raises:
+            UnknownMemberIdError: No client is this member.
+        """
+        path, info = f"{LOCKS}{random_id().replace('-', '')}", self.info(group, member)
+
+        def step(txn: kv.Txn, document: Membership) -> MemberInfo:
+            before = _info(group, document, member, None)
+            document.change(before._replace(lock=path))
+            return before
+
+        lock = hold(group, path, lambda: group.update(step))
+        return GroupMember(group, info._replace(lock=path, pid=os.getpid()), lock)
 
     def change(
         self,
@@ -277,6 +304,31 @@ class RemoteMembers:
             seen = _Seen((done.version, catalog), done.session_ms)
             self._seen.setdefault(group.name, {})[member] = seen
         return done
+
+    def renew(self, group: Group, member: str, check: CheckEpoch) -> int:
+        """Renew the session of a member of a share group; return its epoch.
+
+        That is the version of the group: all its members have all partitions of their topics.
+
+        Raises:
+            ApiError: See ``check``.
+            UnknownMemberIdError: It was removed.
+        """
+        catalog = self._log.root.version()
+        self._remove_dead(group)
+
+        def step(txn: kv.Txn, document: Membership) -> _Seen:
+            info, session, _ = _checked(txn, group, document, member, None, check)
+            session = _renewed(group, info, session, is_due=False)
+            if session.epoch != document.version:
+                epochs = {"epoch": document.version, "previous_epoch": session.epoch}
+                session = session._replace(**epochs)
+            SESSIONS.put(txn, group.key, member, value=session)
+            return _Seen((document.version, catalog), info.session_ms)
+
+        seen = group.update(step)
+        self._seen.setdefault(group.name, {})[member] = seen
+        return seen.versions[0]
 
     def is_unchanged(self, group: Group, member: str, epoch: int) -> bool:
         """Renew the session of a member if nothing has changed since its last request; else False.
@@ -407,8 +459,8 @@ def _info(group: Group, document: Membership, member: str, instance: str | None)
         UnknownMemberIdError, FencedInstanceIdError: There is none.
     """
     document.check_member(member, instance, group.name)
-    info = document.members[member]
-    if info.remote is None or (instance is not None and info.instance_id != instance):
+    info, is_other = document.members[member], document.kind != group.kind
+    if is_other or info.remote is None or (instance is not None and info.instance_id != instance):
         raise UnknownMemberIdError("No client is this member", group=group.name, member=member)
     return info
 

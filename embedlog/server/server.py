@@ -35,6 +35,8 @@ from embedlog.server.protocol import (
     versions,
 )
 from embedlog.server.remote_members import RemoteMembers
+from embedlog.server.share_fetch import ShareFetcher
+from embedlog.server.share_group_answers import ShareGroupAnswers
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
 from embedlog.server.transaction_answers import TransactionAnswers
@@ -71,6 +73,8 @@ APIS = (
     *("SaslHandshake", "SaslAuthenticate", "ConsumerGroupHeartbeat", "ConsumerGroupDescribe"),
     *("AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit"),
     *("ListTransactions", "DescribeTransactions"),
+    *("ShareGroupHeartbeat", "ShareGroupDescribe", "ShareFetch", "ShareAcknowledge"),
+    *("DescribeShareGroupOffsets", "AlterShareGroupOffsets", "DeleteShareGroupOffsets"),
 )
 """What the server has, in all stable versions of Kafka's release."""
 _VERSIONS = {"SaslHandshake": (1, 1), "AddPartitionsToTxn": (0, 3)}
@@ -148,6 +152,8 @@ class KafkaServer:
         self.host, self.port = host, int(self._listener.getsockname()[1])
         self.answers, self.cache = Answers(log), TailCache()
         self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
+        self.sharing: set[int] = set()
+        """The members of share groups that this server has records for, by number."""
         self.groups = ClassicGroups(self.members.claim)
         self.transactions = TransactionCoordinator(log)
         self.answers.unstable = self.transactions.unstable
@@ -291,6 +297,7 @@ class Connection:
         self._authentication = Authentication(server.users, is_private)
         answers = server.answers
         self._fetcher = Fetcher(answers, server.cache, server.watch, server.replies)
+        self._shares = ShareFetcher(self._fetcher, server.members, server.watch, server.sharing)
         parts = (
             self,
             self._authentication,
@@ -299,6 +306,8 @@ class Connection:
             TransactionAnswers(answers, server.transactions, server.groups, server.members),
             GroupAnswers(answers, server.groups, server.members),
             ConsumerGroupAnswers(answers, server.groups, server.members),
+            ShareGroupAnswers(answers, server.groups, server.members),
+            self._shares,
             answers,
         )
         self._handlers: dict[str, Handler] = {}
@@ -446,9 +455,10 @@ class Connection:
             pass
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and release the records that the client has of share groups."""
         self._fetcher.sent()
         self._socket.close()
+        self._shares.close()
 
 
 def serve(

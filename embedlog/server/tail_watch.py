@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from embedlog.errors import EmbedlogError
@@ -14,9 +14,17 @@ _SLEEP_SECONDS = 1.0
 """The longest sleep, so that the thread ends in time where no process may wake it."""
 
 
+def _never() -> bool:
+    return False
+
+
+Ends = Mapping[PartitionLog, int | None]
+"""The end of each partition, None of one that is not there."""
+
+
 class _Waiting:
-    def __init__(self, ends: Mapping[PartitionLog, int]) -> None:
-        self.ends, self.woken = ends, threading.Event()
+    def __init__(self, ends: Ends, changed: Callable[[], bool]) -> None:
+        self.ends, self.changed, self.woken = ends, changed, threading.Event()
 
 
 class TailWatch:
@@ -32,14 +40,15 @@ class TailWatch:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def wait(self, ends: Mapping[PartitionLog, int], deadline: float) -> bool:
+    def wait(self, ends: Ends, deadline: float, changed: Callable[[], bool] = _never) -> bool:
         """Return once a partition has another end, or at a deadline; False once this is closed.
 
         Args:
             ends: The end of each partition that the caller has seen.
             deadline: On the monotonic clock.
+            changed: Whether something else has changed that the caller waits for.
         """
-        waiting = _Waiting(ends)
+        waiting = _Waiting(ends, changed)
         with self._changed:
             if self._closed:
                 return False
@@ -51,11 +60,13 @@ class TailWatch:
                 self._thread.start()
             self._changed.notify()
         # The thread may have looked, and gone to sleep, between the look of the caller and now.
-        if not _due([waiting]):
-            waiting.woken.wait(max(deadline - monotonic(), 0))
-        with self._changed:
-            self._waiting.discard(waiting)
-            return not self._closed
+        try:
+            if not _due([waiting]):
+                waiting.woken.wait(max(deadline - monotonic(), 0))
+        finally:
+            with self._changed:
+                self._waiting.discard(waiting)
+        return not self._closed
 
     def close(self) -> None:
         """Wake all that wait, and end the thread."""
@@ -102,14 +113,19 @@ class TailWatch:
 
 
 def _due(waiting: list[_Waiting]) -> list[_Waiting]:
-    """Return those of whose partitions one has another end."""
+    """Return those that have what they wait for."""
     ends: dict[PartitionLog, int | None] = {}
     for log in {log for each in waiting for log in each.ends}:
-        ends[log] = _end_of(log)
-    return [each for each in waiting if any(ends[log] != seen for log, seen in each.ends.items())]
+        ends[log] = end_of(log)
+    return [
+        each
+        for each in waiting
+        if any(ends[log] != seen for log, seen in each.ends.items()) or each.changed()
+    ]
 
 
-def _end_of(log: PartitionLog) -> int | None:
+def end_of(log: PartitionLog) -> int | None:
+    """Return the end of a partition; None if it is not there any more."""
     try:
         return log.visible_end(log.tail())
     except EmbedlogError:

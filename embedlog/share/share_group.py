@@ -187,6 +187,7 @@ class ShareGroup(Group):
         dead: Collection[int] = (),
         *,
         look_first: bool = False,
+        whole: bool = False,
     ) -> StepOutcome:
         """Acknowledge records, free those whose locks have ended, and acquire further ones.
 
@@ -197,6 +198,7 @@ class ShareGroup(Group):
             limit: Acquire at most so many offsets.
             dead: Members that are known to be dead.
             look_first: Whether to read first if there is anything to do.
+            whole: Whether to refuse all acknowledgements of a partition if one is refused.
 
         Raises:
             UnknownMemberIdError: It is no member any more, and so has no records.
@@ -204,7 +206,7 @@ class ShareGroup(Group):
         live = self.context.live
 
         def run(txn: kv.Txn) -> StepOutcome:
-            return self._run(txn, member, partitions, acknowledgements, limit, dead)
+            return self._run(txn, member, partitions, acknowledgements, limit, dead, whole)
 
         def write(txn: kv.Txn) -> StepOutcome:
             outcome = run(txn)
@@ -228,6 +230,7 @@ class ShareGroup(Group):
         acknowledgements: Acknowledgements,
         limit: int,
         dead: Collection[int],
+        whole: bool,
     ) -> StepOutcome:
         if not member.is_in_group(txn):
             raise UnknownMemberIdError(
@@ -248,18 +251,13 @@ class ShareGroup(Group):
                 continue
             state, at, before = found
             start, end = self._ends_of(at)
-            in_flight = state.count(AVAILABLE, ACQUIRED, ARCHIVING)
-            for each in acknowledgements.get(key, ()):
-                first, verdict = max(each.first, start), each.verdict
-                if first < each.stop:
-                    frees = verdict in (share_state.RELEASE, share_state.RETURN)
-                    later = until if verdict == share_state.RENEW else now + each.delay_ms
-                    outcome.frees |= frees or in_flight >= most
-                    refused = state.acknowledge(
-                        first, each.stop, verdict, member=number, now=now,
-                        until=0 if frees and not each.delay_ms else later,
-                    )  # fmt: skip
-                    outcome.refused += [(key, *offsets) for offsets in refused]
+            # Of the records below the start nothing is left to be said.
+            said = [
+                each._replace(first=max(each.first, start))
+                for each in acknowledgements.get(key, ())
+                if each.stop > start
+            ]
+            self._acknowledge(outcome, key, state, said, number, now, whole=whole)
             state.trim(start)
             outcome.frees |= state.expire(now, dead)
             if limit > 0 and key in wanted:
@@ -276,6 +274,30 @@ class ShareGroup(Group):
                 outcome.rows[key] = self._pack(key, state, at)
             _note_waiting(outcome, key, state, number, now)
         return outcome
+
+    def _acknowledge(
+        self,
+        outcome: StepOutcome,
+        key: bytes,
+        state: ShareState,
+        said: Sequence[Acknowledgement],
+        member: int,
+        now: int,
+        *,
+        whole: bool,
+    ) -> None:
+        before, most = (state.start, state.ranges), self.config().share_partition_max_record_locks
+        is_full = bool(said) and state.count(AVAILABLE, ACQUIRED, ARCHIVING) >= most
+        refused: list[tuple[int, int]] = []
+        for first, stop, verdict, delay_ms in said:
+            outcome.frees |= is_full or verdict in (share_state.RELEASE, share_state.RETURN)
+            until = now + delay_ms if delay_ms else 0
+            if verdict == share_state.RENEW:
+                until = outcome.renewed_until
+            refused += state.acknowledge(first, stop, verdict, member=member, now=now, until=until)
+        outcome.refused += [(key, *each) for each in refused]
+        if whole and refused:
+            state.start, state.ranges = before
 
     def _state(
         self, txn: kv.Txn, key: bytes
@@ -304,6 +326,12 @@ class ShareGroup(Group):
             state.clip(min(later, default=at.log_end_offset))
         state.clip(at.log_end_offset)
         return state, at, before
+
+    def has_changed(self, partitions: Collection[bytes]) -> bool:
+        """Whether a state is not as it was found, or left, by the last step of this object."""
+        live = self.context.live
+        seen = ((COMMITTED.key(self.key, key), self._rows.get(key)) for key in partitions)
+        return any(known is not None and live.get(name) != known.row for name, known in seen)
 
     # Publications
 

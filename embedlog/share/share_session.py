@@ -5,13 +5,10 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
-from math import inf
-from time import monotonic
 from typing import Any, Self
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.deserialize import RecordDecoder
-from embedlog.consumer.group_member import GroupMember
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS
 from embedlog.consumer.static_assignment import MissingTopics
 from embedlog.display import plural
@@ -27,17 +24,11 @@ from embedlog.lazy import logging
 from embedlog.record import Record, TopicPartition
 from embedlog.root.root import Root
 from embedlog.share.held_records import HeldRecords
-from embedlog.share.letter_writer import LetterWriter
-from embedlog.share.share_group import ShareGroup, StepOutcome
+from embedlog.share.share_group import StepOutcome
+from embedlog.share.share_member import ShareMember
 from embedlog.share.stored_records import ShareRecord, StoredRecords, share_record
 
 _log = logging.getLogger("embedlog.share")
-
-REAP_SECONDS = 0.05
-"""How often a member looks whether others that have records are alive, if it has time for it."""
-_REAP_SHARE = 100
-"""Of the time, looking takes at most one part in so many."""
-_NEVER_SECONDS = 86400.0
 
 CommitCallback = Callable[[dict[TopicPartition, set[int]], EmbedlogError | None], object]
 
@@ -50,8 +41,8 @@ class CommitResults(dict[TopicPartition, EmbedlogError | None]):
         yield
 
 
-class ShareSession:
-    """One member of a share group, in one process; it joins with its first step.
+class ShareSession(ShareMember):
+    """The member of a share consumer; it joins with its first step.
 
     Args:
         root: The log.
@@ -66,27 +57,18 @@ class ShareSession:
     def __init__(
         self, root: Root, group: str, config: ConsumerConfig, decoder: RecordDecoder
     ) -> None:
-        self._root, self._config, self._decoder = root, config, decoder
+        super().__init__(root, group)
+        self._config, self._decoder = config, decoder
         self.generation = root.generation
         """Of the process."""
-        self.group = ShareGroup(root, group)
-        self.letters = LetterWriter(self.group, root)
         self.records = HeldRecords(self.group.uptime)
         self.errors: deque[EmbedlogError] = deque()
         """What the next calls raise."""
         self.callback: CommitCallback | None = None
         """Is told what became of acknowledgements."""
-        self.member: GroupMember | None = None
         self._unlock: weakref.finalize[Any, Any] | None = None
         self._catalog_version = -1
         self._missing = MissingTopics()
-        self._partitions: dict[bytes, StoredRecords] = {}
-        """In the order in which they are served."""
-        self._holders: set[int] = set()
-        self._reap_at = 0.0
-        self._due_at = inf
-        self._look_first = False
-        self._unsaved_since: float | None = None
 
     def resubscribe(self) -> None:
         """Look at the topics with the next call."""
@@ -108,8 +90,7 @@ class ShareSession:
             records = self._read(outcome) if outcome is not None else []
             if self.errors and not records:
                 raise self.errors.popleft()
-            must_reap = bool(self._holders) and monotonic() >= self._reap_at
-            if records or not (self.records.has_gaps or must_reap):
+            if records or not (self.records.has_gaps or self.must_reap):
                 return records
 
     def _follow(self, topics: Collection[str]) -> None:
@@ -129,11 +110,11 @@ class ShareSession:
         infos = [info for name, info in self._root.topics().items() if name in topics]
         self._missing.report(set(topics) - {info.name for info in infos})
         keys = {info.key(each): info for info in infos for each in range(info.partitions)}
-        if keys.keys() != self._partitions.keys():
+        if keys.keys() != self.partitions.keys():
             self.group.begin(infos)
             self.letters.prepare(infos)
-            size, before = self._config.max_partition_fetch_bytes, self._partitions
-            self._partitions = {
+            size, before = self._config.max_partition_fetch_bytes, self.partitions
+            self.partitions = {
                 key: before.get(key)
                 or StoredRecords(self._root.partition(info.name, number), self._decoder, size)
                 for info in infos
@@ -144,38 +125,23 @@ class ShareSession:
 
     def step(self, limit: int) -> tuple[CommitResults, StepOutcome | None]:
         """Take one step of the group: acknowledge, and acquire."""
-        member, records = self.member, self.records
-        assert member is not None
+        records = self.records
         acknowledgements, sent = records.take_verdicts()
         try:
-            outcome = self.group.take_step(
-                member,
-                list(self._partitions),
-                acknowledgements,
-                limit,
-                self._find_dead(member),
-                look_first=self._look_first and not acknowledgements,
-            )
+            outcome = self.take(acknowledgements, limit)
         except UnknownMemberIdError as error:
             _log.warning("%s; the consumer joins the group again", error)
             return self._lose_membership(sent), None
         except BaseException:
             records.put_back(sent)
             raise
-        if outcome.rows:
-            self._unsaved_since = self._unsaved_since or monotonic()
-        self._look_first = limit > 0 and not outcome.acquired
-        self._holders = outcome.holders
         records.forget_gaps()
-        wait_ms = inf if outcome.due_ms is None else outcome.due_ms - self.group.uptime()
-        self._due_at = monotonic() + max(wait_ms, 0) / 1000
+        records.forget_ended()
         for key in outcome.missing:
-            self._partitions.pop(key, None)
+            self.partitions.pop(key, None)
             self._catalog_version = -1
         results = self._finish(sent, outcome)
-        if outcome.archiving:
-            self.letters.write(outcome.archiving, self._partitions)
-        self.letters.causes.clear()
+        self.write_letters(outcome)
         return results, outcome
 
     def _finish(self, sent: list[ShareRecord], outcome: StepOutcome) -> CommitResults:
@@ -237,43 +203,13 @@ class ShareSession:
         self._due_at = 0.0
         return results
 
-    def _find_dead(self, member: GroupMember) -> set[int]:
-        """Return members that died with records, as far as it is time to look."""
-        began = monotonic()
-        if began < self._reap_at or not self._holders:
-            return set()
-        dead = self.group.find_dead(self._holders)
-        if dead:
-            self.group.remove_dead_members(exclude=member.id)
-        self.records.forget_ended()
-        self._reap_at = monotonic() + max(REAP_SECONDS, _REAP_SHARE * (monotonic() - began))
-        return dead
-
-    def due_in(self) -> float:
-        """Return after how many seconds to look again, if nothing happens before."""
-        due = min(self._due_at, self.letters.due_at)
-        if self._holders:
-            due = min(due, self._reap_at)
-        if self._unsaved_since is not None:
-            due = min(due, self._unsaved_since + CHECKPOINT_SECONDS)
-        return max(min(due - monotonic(), _NEVER_SECONDS), 0.0)
-
-    def checkpoint_after(self, seconds: float) -> None:
-        """Save what steps of the last seconds did, if the first of them is so long ago."""
-        since = self._unsaved_since
-        if since is not None and monotonic() - since >= seconds:
-            self._unsaved_since = None
-            self.group.checkpoint(always=True)
-
     # Reading
 
     def _read(self, outcome: StepOutcome) -> list[ShareRecord]:
         """Read what was acquired; note the offsets without records."""
         records: list[ShareRecord] = []
         for key, acquired in outcome.acquired:
-            stored = self._partitions[key]
-            # Served last the next time.
-            self._partitions[key] = self._partitions.pop(key)
+            stored = self.partitions[key]
             try:
                 found, following = stored.read(*acquired[:2], outcome.epochs[key])
             except CorruptBatchError as error:
@@ -311,11 +247,6 @@ class ShareSession:
                 self.errors.append(error)
 
     # Leaving
-
-    def unlock(self) -> None:
-        """Let others have the records of this member, without a step."""
-        if self.member is not None:
-            self.member.unlock()
 
     def leave(self) -> None:
         """Commit what was acknowledged, release all other records, and leave the group."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 from embedlog.batch import CONTROL, Batch
 from embedlog.consumer.deserialize import RecordDecoder, RecordRun, TupleRecord
@@ -12,6 +12,17 @@ from embedlog.errors import CorruptBatchError, OffsetOutOfRangeError
 from embedlog.partition import PartitionLog
 from embedlog.partition.reader import PartitionReader
 from embedlog.record import Record, TopicPartition
+
+
+class RowsByOffset(Protocol):
+    """The rows of a batch, however decoded."""
+
+    @property
+    def offsets(self) -> Any:
+        """Their offsets, in order."""
+
+
+R = TypeVar("R", bound=RowsByOffset)
 
 _MOST_DECODED = 8
 """Batches that are kept decoded: the next offsets that a member acquires are often in one of them,
@@ -57,10 +68,17 @@ class StoredRecords:
         log: The partition.
         decoder: Decodes its batches.
         max_bytes: About how much to read at once.
+        most: How many batches are kept decoded.
     """
 
-    def __init__(self, log: PartitionLog, decoder: RecordDecoder, max_bytes: int) -> None:
-        self.log, self._decoder, self._max_bytes = log, decoder, max_bytes
+    def __init__(
+        self,
+        log: PartitionLog,
+        decoder: RecordDecoder,
+        max_bytes: int,
+        most: int = _MOST_DECODED,
+    ) -> None:
+        self.log, self._decoder, self._max_bytes, self._most = log, decoder, max_bytes, most
         self.partition = TopicPartition(log.topic, log.partition)
         self._epoch = -1
         self._reader: PartitionReader | None = None
@@ -82,14 +100,37 @@ class StoredRecords:
             CorruptBatchError: The first batch is damaged.
             UnknownTopicOrPartitionError: The topic was deleted.
         """
+        records: list[Record] = []
+        parts, following = self.parts(first, stop, epoch, self._lists)
+        for batch, rows, part in parts:
+            columns = rows.part(part)
+            values = iter(columns.values)
+            records += RecordRun.make_records(columns, values, self.partition, batch)
+        return records, following
+
+    def parts(
+        self, first: int, stop: int, epoch: int, decode: Callable[[Batch], R]
+    ) -> tuple[list[tuple[Batch, R, slice]], int]:
+        """Return batches, decoded, with their rows between two offsets; otherwise as `read`.
+
+        Args:
+            first: The first offset.
+            stop: The offset after the last one.
+            epoch: The leader epoch of the partition.
+            decode: Decodes a batch.
+        """
         if epoch != self._epoch:
             # There may be other records since.
             self._epoch, self._reader, self._batches, self._decoded = epoch, None, [], {}
-        records: list[Record] = []
+        parts: list[tuple[Batch, R, slice]] = []
         offset = first
         while offset < stop:
             try:
                 batch = self._batch_at(offset)
+                if batch is None:
+                    # There is none up to the end.
+                    return parts, max(offset, min(stop, self.log.end_offset()))
+                rows = self._rows_of(batch, decode)
             except OffsetOutOfRangeError:
                 start = self.log.start_offset()
                 if start <= offset:
@@ -97,21 +138,14 @@ class StoredRecords:
                 offset = start  # Retention has deleted those below.
                 continue
             except CorruptBatchError:
-                if records:
+                if parts:
                     break
                 raise
-            if batch is None:
-                # There is none up to the end.
-                offset = max(offset, min(stop, self.log.end_offset()))
-                break
-            rows = self._rows_of(batch)
             low, high = (bisect_left(rows.offsets, each) for each in (offset, stop))
             if low < high:
-                columns = rows.part(slice(low, high))
-                values = iter(columns.values)
-                records += RecordRun.make_records(columns, values, self.partition, batch)
-            offset = batch.next_offset if high == len(rows.offsets) else rows.offsets[high]
-        return records, offset
+                parts.append((batch, rows, slice(low, high)))
+            offset = batch.next_offset if high == len(rows.offsets) else int(rows.offsets[high])
+        return parts, offset
 
     def _batch_at(self, offset: int) -> Batch | None:
         """Return the batch that holds an offset, or else the next one; None at the end."""
@@ -129,15 +163,17 @@ class StoredRecords:
         ends = [batch.next_offset for batch in self._batches]
         return self._batches[bisect_right(ends, offset)]
 
-    def _rows_of(self, batch: Batch) -> Any:
-        rows = self._decoded.pop(batch.base_offset, None)
-        if rows is None or rows[0] is not batch:
-            typed = self._decoder.deserializers(self.partition.topic).typed
-            rows = (
-                batch,
-                self._decoder.rows_type(batch, batch.base_offset, self._decoder.verify, typed),
-            )
-        self._decoded[batch.base_offset] = rows
-        if len(self._decoded) > _MOST_DECODED:
+    def _rows_of(self, batch: Batch, decode: Callable[[Batch], R]) -> R:
+        found = self._decoded.pop(batch.base_offset, None)
+        if found is None or found[:2] != (batch, decode):
+            found = batch, decode, decode(batch)
+        self._decoded[batch.base_offset] = found
+        if len(self._decoded) > self._most:
             del self._decoded[next(iter(self._decoded))]
-        return rows[1]
+        rows: R = found[2]
+        return rows
+
+    def _lists(self, batch: Batch) -> Any:
+        decoder = self._decoder
+        typed = decoder.deserializers(self.partition.topic).typed
+        return decoder.rows_type(batch, batch.base_offset, decoder.verify, typed)

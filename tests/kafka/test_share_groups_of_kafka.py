@@ -1,17 +1,20 @@
 """Share groups against those of a Kafka broker, by Kafka's own Java clients: the same random steps.
 
+And against those of another log, by the same clients, which a server of it takes for a broker.
+
 What differs on purpose is in docs/differences-from-kafka.md, and has a test of its own here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from random import Random
 from time import monotonic, sleep
 
 import pytest
 from support.clock import MovedUptime
-from support.kafka_topics import rows_of
+from support.kafka_topics import KafkaTopics, rows_of
 from support.patience import patient
 from support.roots import healthy, open_root
 from support.share_scripts import (
@@ -72,12 +75,26 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module")
-def members(broker):
-    """A process with Kafka's clients."""
-    members = Members(broker.address)
-    yield members
-    members.close()
+@pytest.fixture(scope="module", params=["broker", "server"])
+def members(request, tmp_path_factory):
+    """A process with Kafka's clients, of a broker or of a server of another log."""
+    with ExitStack() as stack:
+        if request.param == "broker":
+            members = Members(request.getfixturevalue("broker").address)
+        else:
+            log = stack.enter_context(embedlog.open(tmp_path_factory.mktemp("served")))
+            server = stack.enter_context(embedlog.serve(log))
+            members = Members(server.bootstrap_servers, keeps_aborted=False)
+        stack.callback(members.close)
+        yield members
+
+
+@pytest.fixture
+def kafka(members, request):
+    """Topics of one test, on either."""
+    topics = KafkaTopics(members.servers, request.node.originalname.removeprefix("test_")[:60])
+    yield topics
+    topics.delete()
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ class ShareModel(RuleBasedStateMachine):
 
     def player(self, number: int) -> ShareConsumer[Any, Any]:
         player = self.players[number % len(self.players)]
-        player._session._reap_at = 0.0  # It looks for dead members each time.
+        player._session._reaped_at = 0.0  # It looks for dead members each time.
         return player
 
     # The log
@@ -295,7 +295,7 @@ class ShareModel(RuleBasedStateMachine):
         records = player.poll(0, limit)
         if not records:
             # The first look may have found who holds records, the second frees those of the dead.
-            player._session._reap_at = 0.0
+            player._session._reaped_at = 0.0
             records = player.poll(0, limit)
         self._check_delivered(player, records, limit)
         return [record[1:3] for record in records]
@@ -420,7 +420,7 @@ class ShareModel(RuleBasedStateMachine):
                     self.expected.free(where)
         for _ in range(200):
             MovedUptime.ms += 500
-            player._session._reap_at = 0.0
+            player._session._reaped_at = 0.0
             if not self._poll(player, 50, ["accept"]) and not self.expected.holds:
                 break
         MovedUptime.ms += 5 * LOCK_MS

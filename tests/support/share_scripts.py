@@ -164,9 +164,11 @@ class Members:
 
     Args:
         servers: The address of the broker.
+        keeps_aborted: Whether aborted records have offsets there.
     """
 
-    def __init__(self, servers: str) -> None:
+    def __init__(self, servers: str, *, keeps_aborted: bool = True) -> None:
+        self.servers, self.keeps_aborted = servers, keeps_aborted
         command = [*java_command(), str(DRIVER), servers]
         self._process = subprocess.Popen(
             command,
@@ -211,7 +213,8 @@ class KafkaSide(Side):
         """Do as `LogSide.produce`."""
         values = range(len(self._at), len(self._at) + count)
         offsets = self._members.ask("produce", self.topic, partition, how, *values)
-        self._note(partition, [int(each) for each in offsets])
+        is_nowhere = how == "abort" and not self._members.keeps_aborted
+        self._note(partition, [-1 if is_nowhere else int(each) for each in offsets])
 
     def open(self, member: str, mode: str, limit: int) -> None:
         """Do as `LogSide.open`."""

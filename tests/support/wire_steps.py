@@ -724,6 +724,7 @@ def group_offsets(world: World) -> list[Scenario]:
         listed("classic", types_filter=["classic"], since=5),
         listed("consumer", types_filter=["consumer"], since=5),
         listed("wrong type", types_filter=["sleepy"], since=5),
+        listed("in capitals", states_filter=["EMPTY"], types_filter=["CLASSIC"], since=5),
         groups("empty", "DescribeGroups", group),
         Step(
             "operations",
@@ -857,9 +858,86 @@ def member(world: World) -> list[Scenario]:
     ]
 
 
+def shares(world: World) -> list[Scenario]:
+    """Share groups: requests of nobody, and wrong ones; scripts of members compare the others."""
+    group, other, plain = world.new("shares"), world.new("shares"), world.name("plain")
+    nobody = world.name("nobody")
+
+    def beat(case: str, epoch: int, **fields: Any) -> Step:
+        body = {"group_id": group, "member_id": "a", "member_epoch": epoch, "rack_id": None}
+        return Step(case, "ShareGroupHeartbeat", {**body, "subscribed_topic_names": None, **fields})
+
+    def ask(
+        case: str, api: str, epoch: int, *said: tuple[int, int, list[int]], **fields: Any
+    ) -> Step:
+        batches = [
+            {"first_offset": first, "last_offset": last, "acknowledge_types": types}
+            for first, last, types in said
+        ]
+        parts = [{"partition_index": 0, "acknowledgement_batches": batches}]
+        body = {"group_id": group, "member_id": "a" * 22, "share_session_epoch": epoch}
+        body |= {"topics": [{"topic_id": id_of(plain), "partitions": parts}], "max_wait_ms": 0}
+        body |= {"min_bytes": 0, "max_bytes": 1000, "max_records": 0, "batch_size": 1, **fields}
+        return Step(case, api, body, repeats=False)
+
+    topics = [{"topic_name": plain, "partitions": [0]}]
+    part = {"partition_index": 0, "start_offset": 0}
+    described = {"groups": [{"group_id": nobody, "topics": topics}]}
+    altered = {"group_id": nobody, "topics": [{"topic_name": plain, "partitions": [part]}]}
+    deleted = {"group_id": nobody, "topics": [{"topic_name": plain}]}
+    wrong = {
+        "backwards": (1, 0, [1]),
+        "nothing said": (0, 0, []),
+        "too much said": (0, 1, [1, 1, 1]),
+        "unknown type": (0, 0, [9]),
+        "negative type": (0, 0, [-1]),
+        "not held": (0, 0, [1]),
+    }
+    refused = [
+        beat("first without topics", 0),
+        beat("no member", 0, member_id="", subscribed_topic_names=[plain]),
+        beat("no group", 0, group_id="", subscribed_topic_names=[plain]),
+        beat("no rack", 0, rack_id="", subscribed_topic_names=[plain]),
+        beat("wrong epoch", -2, subscribed_topic_names=[plain]),
+        ask("without a session", "ShareFetch", 1),
+        ask("last without a session", "ShareFetch", -1),
+        ask("first with acknowledgements", "ShareFetch", 0, (0, 0, [1])),
+        ask("no group", "ShareFetch", 0, group_id=None),
+        ask("no member", "ShareFetch", 0, member_id=None),
+        ask("without a session", "ShareAcknowledge", 1, (0, 0, [1])),
+        ask("last without a session", "ShareAcknowledge", -1),
+        ask("first", "ShareAcknowledge", 0, (0, 0, [1])),
+        ask("no group", "ShareAcknowledge", 1, group_id=None),
+        ask("no member", "ShareAcknowledge", 1, member_id=None),
+        Step("unknown group", "ShareGroupDescribe", {"group_ids": [nobody]}),
+        Step("unknown group", "DescribeShareGroupOffsets", described),
+        Step("unknown group", "AlterShareGroupOffsets", altered),
+        Step("unknown group", "DeleteShareGroupOffsets", deleted),
+    ]
+    session = {"member_id": "b" * 22, "group_id": other}
+    life = [
+        beat("joins", 0, subscribed_topic_names=[plain], **session),
+        ask("first", "ShareFetch", 0, **session),
+        ask("wrong epoch", "ShareFetch", 5, **session),
+        ask("wrong epoch", "ShareAcknowledge", 5, **session),
+        *(
+            ask(case, "ShareAcknowledge", epoch, said, **session)
+            for epoch, (case, said) in enumerate(wrong.items(), 1)
+        ),
+        ask("last", "ShareAcknowledge", -1, **session),
+        ask("after the last", "ShareAcknowledge", 1, **session),
+        beat("unknown member", 3, **{**session, "member_id": "c" * 22}),
+        beat("later epoch", 1000, **session),
+        Step("with a member", "DeleteShareGroupOffsets", {**deleted, "group_id": other}),
+        beat("leaves", -1, **session),
+        beat("left", -1, **session),
+    ]
+    return [*([each] for each in refused), life]
+
+
 AREAS: list[Callable[[World], list[Scenario]]] = [
     *(create_topics, create_partitions, delete_topics, metadata, produce, fetch, offsets),
-    *(configs, group_offsets, member),
+    *(configs, group_offsets, member, shares),
 ]
 """What scripts are made of."""
 
