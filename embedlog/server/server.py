@@ -6,7 +6,8 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +15,13 @@ from embedlog.api import Log
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files.peers import is_loopback, may_use, uid_of_peer
 from embedlog.lazy import logging
+from embedlog.metrics import SOCKETS, Metrics, Sample, nested
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.authentication import Authentication
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import controller_id
 from embedlog.server.consumer_group_answers import ConsumerGroupAnswers
+from embedlog.server.counts import RequestCounts
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import Fetcher
 from embedlog.server.group_answers import GroupAnswers
@@ -146,16 +149,18 @@ class KafkaServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.host, self.port = host, int(self._listener.getsockname()[1])
-        self.answers, self.cache = Answers(log), TailCache()
+        self.counts, self._accepted, self._refused = RequestCounts(), 0, 0
+        self.answers, self.cache = Answers(log, self.counts.error), TailCache()
         self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
         self.groups = ClassicGroups(self.members.claim)
         self.transactions = TransactionCoordinator(log)
         self.answers.unstable = self.transactions.unstable
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
-        self._lock, self.closed = threading.Lock(), False
+        self._lock, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._accept, name="embedlog-server", daemon=True)
         self._thread.start()
+        log._adopt(self, "server")
 
     @property
     def bootstrap_servers(self) -> str:
@@ -163,12 +168,35 @@ class KafkaServer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    def metrics(self) -> Metrics:
+        """Return metrics by group and name, which are Kafka's.
+
+        ``metrics()["kafka.network.RequestMetrics.Produce"]["requests-total"]`` is the number of
+        produce requests.  The page on monitoring lists all.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        with self._lock:
+            accepted, count, refused = self._accepted, len(self._connections), self._refused
+        values = {
+            "connection-count": count,
+            "connection-creation-total": accepted,
+            "connection-close-total": accepted - count,
+            "connection-refused-total": refused,
+            "MemoryPoolAvailable": self.requests.left,
+            "memory-pool-depleted-time-total": self.requests.waited_seconds * 1000,
+        }
+        for name, value in values.items():
+            yield Sample(SOCKETS, name, value, {})
+        yield from self.counts.samples()
+
     def _accept(self) -> None:
         while True:
             try:
                 connected, address = self._listener.accept()
             except OSError:
-                if self.closed:
+                if self._closed:
                     return
                 _logger.exception("No connection could be accepted")
                 threading.Event().wait(0.1)
@@ -176,6 +204,7 @@ class KafkaServer:
             reason = self._refusal(connected)
             if reason is not None:
                 _logger.warning("Refused a connection from %s: %s", address[0], reason)
+                self._refused += 1
                 connected.close()
                 continue
             try:
@@ -188,10 +217,11 @@ class KafkaServer:
                 target=self._serve, args=(connection,), name="embedlog-server-client", daemon=True
             )
             with self._lock:
-                if self.closed:
+                if self._closed:
                     connection.close()
                     return
                 self._connections[connection] = thread
+                self._accepted += 1
             try:
                 thread.start()
             except RuntimeError as error:
@@ -228,9 +258,9 @@ class KafkaServer:
     def close(self) -> None:
         """Close all connections, and return once no thread uses the log any more."""
         with self._lock:
-            if self.closed:
+            if self._closed:
                 return
-            self.closed = True
+            self._closed = True
             connections = dict(self._connections)
         try:
             # A close alone does not wake the thread that accepts.
@@ -310,6 +340,7 @@ class Connection:
     def run(self) -> None:
         """Answer requests until the client ends, or sends what is not one."""
         connected, reason = self._socket, None
+        _logger.debug("%s has connected", self._peer)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -318,6 +349,7 @@ class Connection:
                 connected.do_handshake()
             while self._answer_next():
                 pass
+            _logger.debug("%s has closed its connection", self._peer)
         except MalformedMessageError as error:
             reason = str(error)
         except (ConnectionError, TimeoutError) as error:
@@ -325,9 +357,9 @@ class Connection:
         except (EmbedlogError, ApiError) as error:
             reason = str(error)
         except OSError as error:
-            if not self._server.closed:
+            if not self._server._closed:
                 reason = str(error)
-        if reason is not None and not self._server.closed:
+        if reason is not None and not self._server._closed:
             _logger.warning("Closed the connection of %s: %s", self._peer, reason)
 
     def _answer_next(self) -> bool:
@@ -354,13 +386,14 @@ class Connection:
             self._socket.settimeout(_STALLED_SECONDS)
             if not self._receive(frame[_KEY.size :]):
                 return False
-            request = decode_request(frame, self._offered)
-            answer = self._answered(request)
+            began, request = monotonic(), decode_request(frame, self._offered)
+            api, answer = request.api, self._answered(request)
             del frame, request
         finally:
             self._server.requests.give_back(counted)
         if answer:
             self._send(answer)
+        self._server.counts.request(api, size, sum(map(len, answer)), monotonic() - began)
         self._authentication.check()
         self._fetcher.sent()
         return True
