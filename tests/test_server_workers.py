@@ -470,7 +470,7 @@ def test_the_command_refuses_what_cannot_be(tmp_path, options, words):
     """Also what only a worker finds, in the words of the command, and none is left."""
     command = [sys.executable, "-m", "embedlog", "serve", str(tmp_path / "log"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
-    assert done.returncode not in (0, 1) or "embedlog: " in done.stderr
+    assert done.returncode > 0
     assert words in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
 

@@ -82,11 +82,13 @@ def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable
                 announce()
                 is_announced = True
     finally:
-        for status in running:
-            status.close()
+        for each in (*running, *workers):
+            each.close()
         for _, process in running.values():
             process.join(_STOP_SECONDS)
             process.kill()
+        stopped.close()
+        stop.close()
 
 
 def _work(args: argparse.Namespace, worker: Worker, status: Connection) -> None:

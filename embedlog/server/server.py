@@ -167,14 +167,12 @@ class KafkaServer:
         self._connections: dict[Connection, threading.Thread] = {}
         self._lock, self._closed = threading.Lock(), False
         self._ending, self._end = socket.socketpair()
-        self._listeners = {
-            listener: threading.Thread(
+        self._worker, self._threads = worker, list[threading.Thread]()
+        for listener in filter(None, (worker.listener, worker.links)):
+            thread = threading.Thread(
                 target=self._accept, args=(listener,), name="embedlog-server", daemon=True
             )
-            for listener in (worker.listener, worker.links)
-            if listener is not None
-        }
-        for thread in self._listeners.values():
+            self._threads.append(thread)
             thread.start()
         log._adopt(self, "server")
 
@@ -294,9 +292,9 @@ class KafkaServer:
             connection.shut_down()
         self.groups.close()
         self.watch.close()
-        for listener, thread in self._listeners.items():
+        for thread in self._threads:
             thread.join()
-            listener.close()
+        self._worker.close()
         self._ending.close()
         for thread in connections.values():
             if thread.ident is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from embedlog.record import TopicPartition
@@ -40,6 +40,12 @@ class Worker(NamedTuple):
     addresses: tuple[Any, ...]
     """Of their ``links``."""
 
+    def close(self) -> None:
+        """Close what it listens at."""
+        for each in (self.listener, self.links):
+            if each is not None:
+                each.close()
+
 
 def new_workers(host: str, port: int, count: int) -> list[Worker]:
     """Return so many workers, which listen at one port after the other, or at free ones.
@@ -49,10 +55,13 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listeners, links = list[socket.socket](), list[socket.socket | None]()
-    for number in range(count):
-        address = host, port and port + number
-        listeners.append(socket.create_server(address, family=family, backlog=_BACKLOG))
-        links.append(_private_listener() if count > 1 else None)
+    with ExitStack() as opened:
+        for number in range(count):
+            address = host, port and port + number
+            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            listeners.append(opened.enter_context(listener))
+            links.append(opened.enter_context(_private_listener()) if count > 1 else None)
+        opened.pop_all()
     ports = tuple(each.getsockname()[1] for each in listeners)
     addresses = tuple(each.getsockname() for each in links if each is not None)
     pairs = enumerate(zip(listeners, links, strict=True))
