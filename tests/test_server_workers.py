@@ -18,6 +18,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+import trustme
 from support.children import in_threads
 from support.forks import until
 from support.patience import patient
@@ -158,14 +159,17 @@ def test_of_several_directories_each_is_a_broker_at_the_address_of_a_worker(tmp_
                 assert found.port == ports[found.node_id] == servers[worker].port
 
 
-def test_each_client_is_told_the_address_that_it_has_connected_to(embedlog_log):
+@pytest.mark.parametrize(
+    ("listens_at", "hosts"), [("0.0.0.0", ["127.0.0.1", "127.0.0.2"]), ("::1", ["::1"])]
+)
+def test_each_client_is_told_the_address_that_it_has_connected_to(embedlog_log, listens_at, hosts):
     """With the port of each worker."""
-    workers = new_workers("0.0.0.0", 0, 2)
+    workers = new_workers(listens_at, 0, 2)
     with ExitStack() as stack:
         for worker in workers:
-            server = KafkaServer(embedlog_log, "0.0.0.0", worker=worker, insecure=True)
+            server = KafkaServer(embedlog_log, listens_at, worker=worker, insecure=True)
             stack.enter_context(server)
-        for host in ("127.0.0.1", "127.0.0.2"):
+        for host in hosts:
             with WireClient(f"{host}:{server.port}") as client:
                 brokers = client.ask("Metadata", 12, topics=[]).brokers
                 assert [(each.host, each.port) for each in brokers] == [
@@ -429,6 +433,38 @@ def test_records_are_transformed_exactly_once_while_workers_are_killed(tmp_path)
         assert sorted(values(log), key=int) == [b"%d" % number for number in range(count)]
         group = log.groups["g"].describe()
         assert sum(each.current_offset for each in group.partitions) == count
+
+
+def test_a_worker_that_cannot_start_again_is_tried_again(tmp_path):
+    """The other one serves meanwhile; both encrypt, and so pass requests on."""
+    authority, certificate = trustme.CA(), tmp_path / "server.pem"
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("orders", 2)
+    with Command(tmp_path / "log", "--cert", str(certificate)) as command:
+        certificate.rename(tmp_path / "away")
+        os.kill(command.workers()[1], signal.SIGKILL)
+        assert command.process.stderr is not None
+        while b"Worker 1: " not in (line := command.process.stderr.readline()):
+            assert line
+        (tmp_path / "away").rename(certificate)
+        for number, address in enumerate(command.addresses):
+            producer = confluent_kafka.Producer(
+                {
+                    "bootstrap.servers": address,
+                    "security.protocol": "SSL",
+                    "ssl.ca.location": str(tmp_path / "ca.pem"),
+                    "transactional.id": f"name-{number}",
+                }
+            )
+            producer.init_transactions(patient(60))
+            producer.begin_transaction()
+            for partition in range(2):
+                producer.produce("orders", b"v", partition=partition)
+            producer.commit_transaction(patient(60))
+    with embedlog.open(tmp_path / "log") as log:
+        assert len(list(log.topic("orders"))) == 4
 
 
 def test_workers_of_a_log_that_is_read_only(tmp_path):

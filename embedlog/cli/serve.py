@@ -112,7 +112,7 @@ def _serve_by_workers(args: argparse.Namespace) -> int:
     addresses = ",".join(f"{name}:{each}" for each in workers[0].ports)
     # The parser, which is one of the arguments, cannot be pickled.
     options = argparse.Namespace(**{name: getattr(args, name) for name in _OPTIONS})
-    serve_by(workers, options, partial(_say_where, args, addresses))
+    serve_by(workers, partial(served, options), partial(_say_where, args, addresses))
     return OK
 
 

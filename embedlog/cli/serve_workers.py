@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from embedlog.cli.serve import served
 from embedlog.errors import EmbedlogError
 from embedlog.lazy import logging
 from embedlog.server.workers import Worker
 
-_logger = logging.getLogger("embedlog.server")
+_logger = logging.getLogger("embedlog.cli")
 
+Served = Callable[[Worker], AbstractContextManager[object]]
 _PAUSE_SECONDS = 1.0
 """Before a worker is started again that has died before it served."""
 _STOP_SECONDS = 30.0
 """Workers that take longer to end are killed."""
 
 
-def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable[[], None]) -> None:
+def serve_by(workers: list[Worker], served: Served, announce: Callable[[], None]) -> None:
     """Serve by a process for each worker until SIGINT or SIGTERM.
 
     They end with this process, whatever ends it.  It has the sockets where they listen, too, so
@@ -33,11 +32,11 @@ def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable
 
     Args:
         workers: What each of them listens at.
-        args: The arguments of the command.
+        served: Opens the log, and serves it; it can be pickled.
         announce: Is called once all of them serve.
 
     Raises:
-        EmbedlogError, OSError: A worker cannot serve.
+        EmbedlogError, OSError: A worker cannot begin to serve.
     """
     stopped, stop = socket.socketpair()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -49,7 +48,7 @@ def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable
 
     def start(worker: Worker) -> None:
         status, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(args, worker, theirs))
+        process = context.Process(target=_work, args=(served, worker, theirs))
         process.start()
         theirs.close()
         running[status] = worker, process
@@ -65,6 +64,7 @@ def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable
                     error = status.recv()
                 except (EOFError, ConnectionError):
                     worker, process = running.pop(status)
+                    status.close()
                     process.join()
                     _logger.warning(
                         "Worker %d has ended with the code %s, and is started again",
@@ -75,15 +75,20 @@ def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable
                     starting.discard(status)
                     start(worker)
                     continue
-                if error is not None:
+                if error is None:
+                    starting.discard(status)
+                elif not is_announced:
                     raise error
-                starting.discard(status)
+                else:
+                    _logger.warning("Worker %d: %s", running[status][0].number, error)
             if not starting and not is_announced:
                 announce()
                 is_announced = True
     finally:
-        for each in (*running, *workers):
-            each.close()
+        for status in running:
+            status.close()
+        for worker in workers:
+            worker.close()
         for _, process in running.values():
             process.join(_STOP_SECONDS)
             process.kill()
@@ -91,12 +96,12 @@ def serve_by(workers: list[Worker], args: argparse.Namespace, announce: Callable
         stop.close()
 
 
-def _work(args: argparse.Namespace, worker: Worker, status: Connection) -> None:
+def _work(served: Served, worker: Worker, status: Connection) -> None:
     """Serve as a worker, until the other end of a connection is closed, or SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent gets it, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
-        with served(args, worker):
+        with served(worker):
             status.send(None)
             with suppress(EOFError):
                 status.recv()

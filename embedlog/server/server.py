@@ -407,7 +407,8 @@ class Connection:
                 f"a request of {size} bytes; those of API {api_names().get(key, key)} may have "
                 f"{limit}"
             )
-        counted = size if size > _SMALL_BYTES else 0
+        # What another worker passes on is counted there: two that wait for each other would block.
+        counted = 0 if self._is_worker or size <= _SMALL_BYTES else size
         if counted and not self._server.requests.wait_for(counted, _STALLED_SECONDS):
             raise TimeoutError("the requests of others take all memory")
         try:
