@@ -31,6 +31,7 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
 )
+from support import forks
 from support.children import in_threads
 from support.forks import until
 from support.patience import patient
@@ -666,6 +667,20 @@ def test_a_server_is_closed_with_its_log(tmp_path):
         server = embedlog.serve(log)
     with pytest.raises(ConnectionRefusedError):
         WireClient(server.bootstrap_servers)
+
+
+def test_a_forked_child_has_no_part_in_a_server(tmp_path):
+    """It closes the log that it inherited, and keeps no port; the server goes on."""
+    with embedlog.open(tmp_path / "log") as log:
+        server = embedlog.serve(log)
+        assert forks.call(lambda: (log.metrics(), log.close())[1]) is None
+        with WireClient(server.bootstrap_servers) as client:
+            assert client.ask("Metadata", 12, topics=[]).brokers
+        child = forks.Child(lambda: signal.pause())
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            WireClient(server.bootstrap_servers)
+        assert child.kill().killed
 
 
 def test_random_bytes_do_no_harm(kafka_server, address, client):

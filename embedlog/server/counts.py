@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
 from embedlog.errors import EmbedlogError
+from embedlog.forks import new_lock
 from embedlog.metrics import ERRORS, REQUESTS, Sample
 from embedlog.server.error_codes import ApiError, code_of
 
@@ -17,7 +17,7 @@ class RequestCounts:
     """Requests by their API, and errors by their code; any thread may count."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._totals: dict[str, tuple[float, ...]] = {}
         self._longest_ms: dict[str, float] = {}
         self._errors = Counter[str]()

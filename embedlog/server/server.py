@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -16,6 +17,7 @@ from typing import Any, Self
 from embedlog.api import Log
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files.peers import is_loopback, may_use, uid_of_peer
+from embedlog.forks import new_lock
 from embedlog.lazy import logging
 from embedlog.metrics import SOCKETS, Metrics, Sample, nested
 from embedlog.record import TopicPartition
@@ -165,7 +167,7 @@ class KafkaServer:
         self.answers.unstable = self._unstable
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._closed, self._pid = new_lock(), False, os.getpid()
         self._ending, self._end = socket.socketpair()
         self._worker, self._threads = worker, list[threading.Thread]()
         for listener in filter(None, (worker.listener, worker.links)):
@@ -211,7 +213,7 @@ class KafkaServer:
         return own if caller.is_worker else own.union(self.workers.unstable(group))
 
     def _accept(self, listener: socket.socket) -> None:
-        # A worker's listener is its parent's, too, so that it cannot be shut down.
+        # A close does not wake `accept`, and a shutdown would end the listener of others, too.
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         poll.register(self._ending, select.POLLIN)
@@ -228,7 +230,8 @@ class KafkaServer:
             peer, reason = address[0] if address else _WORKER, self._refusal(connected)
             if reason is not None:
                 _logger.warning("Refused a connection from %s: %s", peer, reason)
-                self._refused += 1
+                with self._lock:
+                    self._refused += 1
                 connected.close()
                 continue
             try:
@@ -282,20 +285,27 @@ class KafkaServer:
 
     def close(self) -> None:
         """Close all connections, and return once no thread uses the log any more."""
+        if self._pid != os.getpid():
+            return  # A forked child, which closes the log that it inherited.
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             connections = dict(self._connections)
-        self._end.close()  # It wakes the threads that accept.
+        self._end.send(b"\0")  # It wakes the threads that accept.
         for connection in connections:
             connection.shut_down()
         self.groups.close()
         self.watch.close()
         for thread in self._threads:
             thread.join()
+        if self._worker.links is None:
+            # A forked child may have it, too.  That of one of several is their parent's.
+            with suppress(OSError):
+                self._worker.listener.shutdown(socket.SHUT_RDWR)
         self._worker.close()
         self._ending.close()
+        self._end.close()
         for thread in connections.values():
             if thread.ident is not None:
                 thread.join()

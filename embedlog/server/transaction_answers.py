@@ -220,9 +220,9 @@ class TransactionAnswers:
         if self._groups.find(group) is None:
             of_log = self._members.group(group)
             members = of_log.read().members
-            if any(each.stands_for_others for each in members.values()) and (
-                not is_named or self._workers.check_committer(group, generation, member, instance)
-            ):
+            is_kept = any(each.stands_for_others for each in members.values())
+            who = group, generation, member, instance
+            if is_named and is_kept and self._workers.check_committer(*who):
                 return ConsumerGroupMetadata(group)
             info = members.get(member) if member else None
             if info is not None and info.remote is not None:
