@@ -18,6 +18,8 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+import test_server
+import test_server_transactions
 import trustme
 from support.children import in_threads
 from support.forks import until
@@ -36,6 +38,8 @@ from embedlog.server.error_codes import ErrorCode
 from embedlog.server.record_batches import write_batches
 from embedlog.server.server import KafkaServer
 from embedlog.server.workers import new_workers
+
+pytestmark = pytest.mark.tier("test")
 
 IN_MEMORY = [{"name": "of a program", "metadata": b""}]
 """What a member says whose clients alone know how to assign its partitions."""
@@ -176,6 +180,37 @@ def test_each_client_is_told_the_address_that_it_has_connected_to(embedlog_log, 
                     (host, port) for port in workers[0].ports
                 ]
                 assert coordinator(client, "g").host == host
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        test_server.test_confluent_kafka_reads_what_python_writes,
+        test_server.test_kafka_python_over_the_wire,
+        test_server.test_aiokafka_over_the_wire,
+        test_server.test_two_consumers_share_the_partitions,
+        test_server.test_confluent_kafka_administers,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_clients_do_with_workers_what_they_do_with_one_process(embedlog_log, program):
+    """Whichever broker is asked for what."""
+    with serving(embedlog_log, 3) as servers:
+        program(embedlog_log, servers[2].bootstrap_servers)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        test_server_transactions.test_kafka_python_in_transactions,
+        test_server_transactions.test_aiokafka_in_transactions,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_clients_do_the_same_in_transactions(log, program):
+    """Their groups and names are in other workers than the records."""
+    with serving(log, 3) as servers:
+        program(log, servers[2])
 
 
 # What is in the memory of one

@@ -117,9 +117,14 @@ class Cluster:
 
         It is the controller if none has, as when directories are offline.
         """
-        worker, controller = self.worker if worker is None else worker, controller_id(self._log)
-        own = [each for each in self.nodes() if each % self._count == worker]
-        return controller if controller in own or not own else own[0]
+        worker = self.worker if worker is None else worker
+        if self._shows_workers:
+            return worker
+        controller = controller_id(self._log)
+        if self._count == 1 or controller % self._count == worker:
+            return controller
+        own = (each for each in nodes(self._log) if each % self._count == worker)
+        return next(own, controller)
 
     def worker_of(self, key: str) -> int:
         """Return the worker that has a group, or a ``transactional.id``, in its memory."""
