@@ -29,6 +29,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def listener_of_host(backlog: int) -> socket.socket:
+    """Return a listening socket that only processes of this host reach."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")  # The kernel chooses a name, which is no file.
+    listener.listen(backlog)
+    return listener
+
+
 def uid_of_peer(connection: socket.socket) -> int | None:
     """Return the user at the other end of a connection of this host; None if it is not listed."""
     if connection.family == socket.AF_UNIX:

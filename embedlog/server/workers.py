@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
+from embedlog.files.peers import listener_of_host
 from embedlog.record import TopicPartition
 from embedlog.server.cluster import Cluster
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -60,19 +61,13 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
             address = host, port and port + number
             listener = socket.create_server(address, family=family, backlog=_BACKLOG)
             listeners.append(opened.enter_context(listener))
-            links.append(opened.enter_context(_private_listener()) if count > 1 else None)
+            link = opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None
+            links.append(link)
         opened.pop_all()
     ports = tuple(each.getsockname()[1] for each in listeners)
     addresses = tuple(each.getsockname() for each in links if each is not None)
     pairs = enumerate(zip(listeners, links, strict=True))
     return [Worker(number, *pair, ports, addresses) for number, pair in pairs]
-
-
-def _private_listener() -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind("")  # The kernel chooses a name that is no file.
-    listener.listen(_BACKLOG)
-    return listener
 
 
 class Workers:
