@@ -5,7 +5,7 @@ and coordinates groups and transactions (`cluster`).  Any worker reads and write
 takes the steps of members that are rows of the log.  What is in memory only is at the coordinator:
 open transactions, and groups whose members assign partitions among themselves.  So a request that
 names one of these and comes to another worker, as records of a transaction do, is passed on, over a
-connection that only the user of the server can make.
+connection that only users who may do everything with the log can make.
 """
 
 from __future__ import annotations
