@@ -666,7 +666,7 @@ class Answers:
 
     def list_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: the groups."""
-        states, types, groups = request.states_filter, request.types_filter, []
+        groups = []
         for name in self.log.groups:
             if self.cluster.coordinator(name) != caller.node:
                 continue
@@ -675,7 +675,7 @@ class Answers:
                 continue  # It was deleted meanwhile.
             kind = self.service.group_type(name)
             state = MODERN_STATES.get(group.state, group.state) if kind == MODERN else group.state
-            if (not states or state in states) and (not types or kind in types):
+            if is_listed(request, state, kind):
                 facts = {"group_id": name, "protocol_type": group.kind, "group_type": kind}
                 groups.append({**facts, "group_state": state})
         return {"groups": groups}
@@ -823,6 +823,15 @@ class Answers:
 
         identity = ("member_id", "group_instance_id")
         return {"members": self.each(request.members, identity, remove)}
+
+
+def is_listed(request: Any, state: str, kind: str) -> bool:
+    """Whether a request to list groups asks for those of a state and a type, in any case."""
+    asked = (request.states_filter, state), (request.types_filter, kind)
+    return all(
+        not names or value.lower() in {name.strip().lower() for name in names}
+        for names, value in asked
+    )
 
 
 def _unknown(error: InvalidTopicError) -> ApiError:

@@ -15,7 +15,7 @@ from typing import Any
 from embedlog.assignor.select import BUILT_IN
 from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError, NonEmptyGroupError
 from embedlog.groups.membership import SHARE
-from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.answers import Answers, Caller, Fields, is_listed
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
 from embedlog.server.classic_members import ClassicMembers, may_be_assigned
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -201,8 +201,7 @@ class GroupAnswers:
             if group is None:
                 continue
             by_name.pop(name, None)
-            states, types = request.states_filter, request.types_filter
-            if (not states or group.state in states) and (not types or "classic" in types):
+            if is_listed(request, group.state, "classic"):
                 facts = {"group_id": name, "protocol_type": group.protocol_type}
                 by_name[name] = {**facts, "group_state": group.state, "group_type": "classic"}
         return {"groups": list(by_name.values())}
