@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 
@@ -40,18 +41,20 @@ class Server:
 
     Args:
         directory: An empty one.
+        options: Of the command.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory, *options):
         command = [sys.executable, "-m", "embedlog", "serve", str(directory / "log"), "--json"]
-        self._command = [*command, "--listen", "127.0.0.1:0"]
+        self._command = [*command, "--listen", "127.0.0.1:0", *options]
         self.start()
 
     def start(self):
         """Start it, and wait until it listens."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE)
         self.pid = self._process.pid
-        self.address = json.loads(self._process.stdout.readline())["bootstrap_servers"]
+        addresses = json.loads(self._process.stdout.readline())["bootstrap_servers"]
+        self.address = addresses.partition(",")[0]
 
     def kill(self):
         """End it."""
@@ -131,10 +134,10 @@ def bench_columns_to_batches(benchmark, size):
     benchmark.extra_info["records"] = RECORDS[size]
 
 
-def produce_bytes(topic, records):
+def produce_bytes(topic, records, partition=0):
     """Return a request that appends so many records."""
     _, wire = batch_of(records)
-    topics = [{"name": topic, "partition_data": [{"index": 0, "records": wire}]}]
+    topics = [{"name": topic, "partition_data": [{"index": partition, "records": wire}]}]
     return request_bytes("Produce", 9, acks=-1, timeout_ms=1000, topic_data=topics)
 
 
@@ -153,6 +156,33 @@ def bench_produce(benchmark, note, served, client, topic, size):
     before = cpu_seconds(served)
     benchmark.pedantic(send, (client, request), rounds=rounds)
     note(records=RECORDS[size], server_us=round((cpu_seconds(served) - before) / rounds * 1e6))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def bench_workers(benchmark, note, tmp_path, workers):
+    """Four clients at once send 100 batches of 16 KB each to a partition of their own."""
+    server = Server(tmp_path, "--workers", str(workers))
+    with ExitStack() as stack:
+        stack.callback(server.kill)
+        client = stack.enter_context(answering(server))
+        topics = [{"name": "t", "num_partitions": 4, "replication_factor": 1}]
+        client.ask("CreateTopics", 7, topics=topics, timeout_ms=30_000)
+        found = client.ask("Metadata", 12, topics=[{"name": "t"}])
+        ports = {each.node_id: each.port for each in found.brokers}
+        leaders = {each.partition_index: each.leader_id for each in found.topics[0].partitions}
+        clients = {
+            partition: stack.enter_context(WireClient(f"127.0.0.1:{ports[leader]}"))
+            for partition, leader in leaders.items()
+        }
+        requests = {each: produce_bytes("t", RECORDS["16 KB"], each) for each in clients}
+
+        def send_all(partition):
+            for _ in range(100):
+                send(clients[partition], requests[partition])
+
+        threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
+        benchmark.pedantic(lambda: list(threads.map(send_all, clients)), rounds=10, warmup_rounds=2)
+    note(records=400 * RECORDS["16 KB"])
 
 
 @pytest.mark.parametrize("size", RECORDS)

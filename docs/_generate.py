@@ -518,6 +518,8 @@ METRIC_GROUPS = {
     "consumer": "Consumers: `Consumer.metrics()`, and `Log.metrics()` with the client id before "
     "the group (`consumer-1.consumer-metrics`)",
     "log": "Logs: `Log.metrics()` and `embedlog metrics`",
+    "server": "Servers: `KafkaServer.metrics()`, and `Log.metrics()` with a name before the group "
+    "(`server-1.socket-server-metrics`)",
 }
 """The parts of the page, with the title of each."""
 
@@ -543,6 +545,8 @@ def metrics_page() -> str:
 
 
 def _part_of(key: str) -> str:
+    if key.startswith(("kafka.network", "socket-server")):
+        return "server"
     part = key.partition("-")[0]
     return part if part in METRIC_GROUPS else "log"
 

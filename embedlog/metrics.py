@@ -1,4 +1,4 @@
-"""The metrics of producers, consumers and logs: their names, which are Kafka's, and their forms.
+"""The metrics of clients, servers and logs: their names, which are Kafka's, and their forms.
 
 A part that counts yields samples.  `nested` makes of them the dict that ``metrics()`` returns,
 and `prometheus_text` what Prometheus reads; OpenTelemetry takes the samples.
@@ -97,6 +97,9 @@ LOG_MANAGER = "kafka.log.LogManager"
 LOG_DIRECTORY = "kafka.log.LogManager.{logDirectory}"
 MIRROR = "mirror.{mirror}"
 MIRROR_TOPIC = "mirror.{mirror}.{topic}"
+REQUESTS = "kafka.network.RequestMetrics.{request}"
+ERRORS = "kafka.network.RequestMetrics.errors.{error}"
+SOCKETS = "socket-server-metrics"
 
 # No part of the dict has two metrics of one name, although two keys may turn out equal: of topic
 # "a-0", and of partition 0 of topic "a".
@@ -371,6 +374,64 @@ GROUPS = (
             Metric("LogDirectoryOffline", "gauge", "1 if the directory is offline, else 0"),
             Metric("LeaderCount", "gauge", "Partitions that are read from it (embedlog only)"),
             Metric("PartitionCount", "gauge", "Copies of partitions in it (embedlog only)"),
+        ),
+    ),
+    MetricGroup(
+        REQUESTS,
+        "kafka_network_requestmetrics",
+        (
+            Metric("requests-total", "counter", "Requests that were answered"),
+            Metric(
+                *("request-bytes-total", "counter", "Bytes of these requests"),
+                "kafka_network_requestmetrics_requestbytes_total",
+            ),
+            Metric(
+                *("response-bytes-total", "counter", "Bytes of the answers"),
+                "kafka_network_requestmetrics_responsebytes_total",
+            ),
+            Metric(
+                *("total-time-ms-total", "counter"),
+                "Time from the end of a request to the end of its answer, in ms; a fetch waits for "
+                "records in it, and a join for other members",
+                "kafka_network_requestmetrics_totaltimems_total",
+            ),
+            Metric(
+                *("total-time-ms-max", "gauge", "Longest such time, in ms"),
+                "kafka_network_requestmetrics_totaltimems_max",
+            ),
+        ),
+    ),
+    MetricGroup(
+        ERRORS,
+        "kafka_network_requestmetrics",
+        (
+            Metric(
+                *("errors-total", "counter"),
+                "Answers for a topic, a partition, a group and so on that were this error",
+            ),
+        ),
+    ),
+    MetricGroup(
+        SOCKETS,
+        "kafka_server_socket_server_metrics",
+        (
+            Metric("connection-count", "gauge", "Open connections of clients"),
+            Metric("connection-creation-total", "counter", "Connections that were accepted"),
+            Metric("connection-close-total", "counter", "Those of them that have ended"),
+            Metric(
+                *("connection-refused-total", "counter"),
+                "Connections that were refused: of other users, or too many (embedlog only)",
+            ),
+            Metric(
+                *("MemoryPoolAvailable", "gauge"),
+                "Bytes that requests may still take in memory",
+                "kafka_network_socketserver_memorypoolavailable",
+            ),
+            Metric(
+                *("memory-pool-depleted-time-total", "counter"),
+                "Time that requests waited for memory, in ms",
+                "kafka_server_socket_server_metrics_memorypooldepletedtime_total",
+            ),
         ),
     ),
 )

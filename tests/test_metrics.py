@@ -433,6 +433,7 @@ def test_every_metric_has_a_name_that_prometheus_accepts():
     assert all(re.fullmatch("[a-z_][a-z0-9_]*", name) for name in exported)
     assert len(set(exported)) == len(exported)
     names = ("topic", "partition", "consumergroup", "job", "mirror", "logDirectory")
+    names += ("request", "error")
     labels = dict.fromkeys(names, "0")
     samples = [
         Sample(group.key, metric.name, number, labels)

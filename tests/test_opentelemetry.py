@@ -13,6 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from support.children import run_python
+from support.forks import until
+from support.wire_client import WireClient
 
 import embedlog
 from embedlog import opentelemetry as telemetry
@@ -86,6 +88,18 @@ def test_the_metrics_of_a_log_are_collected(log, reader, meters):
     assert (point.value, point.attributes["client_id"]) == (10, "web")
     # An average of nothing is left out.
     assert "kafka_producer_producer_metrics_record_queue_time_avg" not in metrics
+
+
+def test_the_counts_of_a_server_are_collected_with_those_of_its_log(log, reader, meters):
+    """What it is asked for, by API."""
+    telemetry.instrument(log, meters)
+    with embedlog.serve(log) as server, WireClient(server.bootstrap_servers) as client:
+        client.ask("Metadata", 12, topics=[])
+        until(lambda: "kafka.network.RequestMetrics.Metadata" in server.metrics())
+        (point,) = collected(reader)["kafka_network_requestmetrics_requests_total"].data_points
+        assert point.value == 1
+        expected = {"log": log.path, "client_id": "server-1", "request": "Metadata"}
+        assert dict(point.attributes) == expected
 
 
 def test_a_log_that_was_closed_or_dropped_is_not_collected(log, reader, meters, tmp_path):

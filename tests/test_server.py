@@ -31,7 +31,9 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
 )
+from support import forks
 from support.children import in_threads
+from support.forks import until
 from support.patience import patient
 from support.random_messages import random_message
 from support.tiers import choose, sample
@@ -42,6 +44,7 @@ import embedlog
 from embedlog.errors import InvalidConfigError
 from embedlog.kafka.kafka_python import kafka
 from embedlog.record import TopicPartition
+from embedlog.server import server as server_module
 from embedlog.server.error_codes import ErrorCode
 from embedlog.server.record_batches import write_batches
 from embedlog.server.server import APIS, offered
@@ -611,6 +614,73 @@ def test_large_requests_wait_until_there_is_memory_for_them(kafka_server, addres
         with open("/proc/self/status") as status:
             resident = int(status.read().partition("VmRSS:")[2].split()[0])
         assert resident < 3 << 20  # In KiB: none of it was filled.
+
+
+def test_a_server_counts_requests_errors_and_connections(
+    embedlog_log, kafka_server, client, monkeypatch
+):
+    """One count for each request, under Kafka's names; those of the log have them, too."""
+    batch, request = batch_of(), request_bytes("Metadata", 12, topics=[])
+    missing = request_bytes("ListOffsets", 6, topics=[{"name": "x", "partitions": [{}]}])
+    client.ask("CreateTopics", 7, topics=[{"name": "orders", **_NUMBERS}])
+    assert produce(client, "orders", batch).error_code == 0
+    answers = []
+    for each in (request, request, missing):
+        client.send(each)
+        answers.append(len(client.answer()) + 4)
+
+    def connections() -> float:
+        return kafka_server.metrics()["socket-server-metrics"]["connection-count"]
+
+    with WireClient(kafka_server.bootstrap_servers):
+        until(lambda: connections() == 2)
+    until(lambda: connections() == 1)
+    until(lambda: "kafka.network.RequestMetrics.ListOffsets" in kafka_server.metrics())
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    with WireClient(kafka_server.bootstrap_servers) as refused:
+        assert refused.answer() is None
+
+    metrics = kafka_server.metrics()
+    requests = metrics["kafka.network.RequestMetrics.Metadata"]
+    assert requests["requests-total"] == 2
+    assert requests["request-bytes-total"] == 2 * (len(request) - 4)
+    assert requests["response-bytes-total"] == sum(answers[:2])
+    assert 0 < requests["total-time-ms-max"] < requests["total-time-ms-total"]
+    produced = metrics["kafka.network.RequestMetrics.Produce"]
+    assert produced["requests-total"] == 1 and produced["request-bytes-total"] > len(batch)
+    errors = metrics["kafka.network.RequestMetrics.errors.UNKNOWN_TOPIC_OR_PARTITION"]
+    assert errors == {"errors-total": 1}
+    sockets = metrics["socket-server-metrics"]
+    assert (sockets["connection-creation-total"], sockets["connection-close-total"]) == (2, 1)
+    assert sockets["connection-refused-total"] == 1
+    of_log = embedlog_log.metrics()
+    assert {key: of_log[f"server-1.{key}"] for key in metrics} == metrics
+    counter = 'kafka_network_requestmetrics_requests_total{client_id="server-1",request="Produce"}'
+    assert f"{counter} 1\n" in embedlog_log.prometheus()
+    kafka_server.close()
+    assert not [key for key in embedlog_log.metrics() if key.startswith("server-1")]
+
+
+def test_a_server_is_closed_with_its_log(tmp_path):
+    """Whoever forgets it has no thread that uses a closed log."""
+    with embedlog.open(tmp_path / "log") as log:
+        server = embedlog.serve(log)
+    with pytest.raises(ConnectionRefusedError):
+        WireClient(server.bootstrap_servers)
+
+
+def test_a_forked_child_has_no_part_in_a_server(tmp_path):
+    """It closes the log that it inherited, and keeps no port; the server goes on."""
+    with embedlog.open(tmp_path / "log") as log:
+        server = embedlog.serve(log)
+        assert forks.call(lambda: (log.metrics(), log.close())[1]) is None
+        with WireClient(server.bootstrap_servers) as client:
+            assert client.ask("Metadata", 12, topics=[]).brokers
+        child = forks.Child(lambda: signal.pause())
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            WireClient(server.bootstrap_servers)
+        assert child.kill().killed
 
 
 def test_random_bytes_do_no_harm(kafka_server, address, client):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.children import in_threads
 from support.wire_client import WireClient
+from support.wire_members import Classic
 
 from embedlog.record import TopicPartition
 from embedlog.server.error_codes import ErrorCode
@@ -256,6 +257,22 @@ def test_groups_of_both_kinds_are_listed(embedlog_log, new_member):
         fields = {**member.options, "group_id": "python", "member_id": ""}
         answer = member.client.ask("JoinGroup", 5, **fields)
         assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+@pytest.mark.parametrize("options", [{}, {"protocols": [{"name": "mine", "metadata": b""}]}])
+def test_groups_are_listed_by_state_and_type_in_any_case(embedlog_log, kafka_server, options):
+    """Of rows and in memory: Java's tools ask for ``Classic`` and ``Consumer``."""
+    embedlog_log.create_topic("orders")
+    member = Classic(kafka_server.bootstrap_servers, "orders", **options)
+    assert member.join().error_code == member.sync() == 0
+    for filters, count in (
+        ({"types_filter": ["Classic", "Consumer"]}, 1),
+        ({"states_filter": [" stable "], "types_filter": ["classic"]}, 1),
+        ({"types_filter": ["Share"]}, 0),
+        ({"states_filter": ["Empty"]}, 0),
+    ):
+        assert len(member.client.ask("ListGroups", 5, **filters).groups) == count
+    member.close()
 
 
 def test_share_groups_have_their_own_type(embedlog_log, new_member):

@@ -92,9 +92,8 @@ if TYPE_CHECKING:
     from embedlog.snapshots.snapshot import Snapshot
     from embedlog.times import When
 
-Client = TypeVar(
-    "Client", bound="Producer[Any, Any] | Consumer[Any, Any] | ShareConsumer[Any, Any]"
-)
+Client = TypeVar("Client")
+"""A producer, a consumer, or a server."""
 _logger = logging.getLogger("embedlog.api")
 _HINTS = {
     "create_topics": "call log.create_topic(name, partitions, config) for each",
@@ -789,11 +788,12 @@ class Log:
         return self._adopt(ShareConsumer(self.root, *topics, group=group, **config), "consumer")
 
     def _adopt(self, client: Client, kind: str) -> Client:
-        """Close a producer or consumer with this log, and include it in its metrics."""
+        """Close a producer, consumer or server with this log, and include it in its metrics."""
         self._housekeeping._start()
         with self._clients_lock:
             number = next(self._client_numbers)
-            name = client.config.client_id or f"{kind}-{number}"
+            config = getattr(client, "config", None)  # A server has none.
+            name = (config and config.client_id) or f"{kind}-{number}"
             is_taken = any(name == taken for _, taken in self._open_clients())
             self._client_ids[client] = f"{name}-{number}" if is_taken else name
             self._children.add(client)
@@ -841,8 +841,8 @@ class Log:
 
         There are groups for each partition (``"kafka.log.orders-0"``), consumer group
         (``"consumergroup.billing.orders-0"``) and background job.  The metrics of open producers
-        and consumers that this handle created follow, with their client ids before the group
-        (``"producer-1.producer-metrics"``); streams of a consumer are numbered
+        and consumers that this handle created, and of servers of it, follow, with their client ids
+        before the group (``"producer-1.producer-metrics"``); streams of a consumer are numbered
         (``"consumer-2-stream-1.consumer-metrics"``).  The page on monitoring lists all names.
 
         Raises:
@@ -954,7 +954,7 @@ class Log:
         with self._clients_lock:
             if next(self._open_clients(), None) is not None:
                 raise IllegalStateError(
-                    "The log has open producers or consumers, and must be opened again",
+                    "The log has open producers, consumers or servers, and must be opened again",
                     path=self.path,
                     todo="Close them, repeat this, and create them again.",
                 )

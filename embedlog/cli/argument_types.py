@@ -26,6 +26,13 @@ def port(text: str) -> int:
     return int(text)
 
 
+def workers(text: str) -> int:
+    """Parse a number of processes."""
+    if not text.isdecimal() or not 0 < int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to 100, got {text!r}")
+    return int(text)
+
+
 def listen(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, or the port alone.
 

@@ -8,6 +8,10 @@ import signal
 import ssl
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 import embedlog
 from embedlog.cli import argument_types as types
@@ -15,6 +19,10 @@ from embedlog.cli.open_log import existing, root_of
 from embedlog.cli.parser import OK, CommandParser, add_flag, add_option
 from embedlog.cli.printing import say_result
 from embedlog.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from embedlog.server.server import KafkaServer
+    from embedlog.server.workers import Worker
 
 SERVE = """\
 Clients in any language connect as to a Kafka broker; programs in Python and Spark may use the
@@ -24,9 +32,15 @@ this command and root can connect.  Stop it with Ctrl-C or SIGTERM.
 examples:
   embedlog serve data/log
   embedlog serve data/log --listen 127.0.0.1:0 --read-only
+  embedlog serve data/log --workers 4
   embedlog serve --listen 0.0.0.0:9093 --users users.txt --cert cert.pem --key key.pem
   kcat -b 127.0.0.1:9092 -C -t orders -e
 """
+_OPTIONS = (
+    *("root", "must_exist", "listen", "read_only"),
+    *("users", "cert", "key", "insecure"),
+)
+"""What workers need of the arguments."""
 
 
 def serve_options(command: CommandParser) -> None:
@@ -37,6 +51,8 @@ def serve_options(command: CommandParser) -> None:
     about = "where clients connect; port 0 is a free one; by default 127.0.0.1:9092"
     default = ("127.0.0.1", 9092)
     add_option(command, "--listen", "HOST:PORT", about, type=types.listen, default=default)
+    about = "how many processes serve: each has a port, the next ones; by default 1"
+    add_option(command, "--workers", "N", about, type=types.workers, default=1)
     add_flag(command, "--read-only", "refuse everything that would change the log")
     about = "clients must prove by SASL that they are one of these users: lines of NAME:PASSWORD"
     add_option(command, "--users", "FILE", about)
@@ -49,28 +65,61 @@ def serve_options(command: CommandParser) -> None:
 
 def serve(args: argparse.Namespace) -> int:
     """Serve the log until a signal; print the address."""
-    from embedlog.server.server import KafkaServer
-
+    # All workers have the same users, also those that are started later.
     users = None if args.users is None else read_users(args.users)
     if args.key is not None and args.cert is None:
         raise InvalidConfigError("--key is of no use without --cert", todo="Pass both.")
-    context = None if args.cert is None else encrypted_by(args.cert, args.key)
-    args = argparse.Namespace(**{**vars(args), "root": args.directory or args.root})
+    changed = {"root": args.directory or args.root, "users": users}
+    args = argparse.Namespace(**{**vars(args), **changed})
+    if args.workers > 1:
+        return _serve_by_workers(args)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
+    with served(args) as server:
+        _say_where(args, server.bootstrap_servers)
+        stopped.wait()
+    return OK
+
+
+@contextmanager
+def served(args: argparse.Namespace, worker: Worker | None = None) -> Iterator[KafkaServer]:
+    """Yield a server of the log; with a worker, it is one of several."""
+    from embedlog.server.server import KafkaServer
+
+    context = None if args.cert is None else encrypted_by(args.cert, args.key)
     if args.read_only:
         log = embedlog.open(existing(args), mode="r")
     else:
         log = embedlog.open(root_of(args), must_exist=args.must_exist)
+    options = {"insecure": args.insecure, "users": args.users, "ssl_context": context}
+    with log, KafkaServer(log, *args.listen, worker=worker, **options) as server:
+        yield server
+
+
+def _serve_by_workers(args: argparse.Namespace) -> int:
+    from embedlog.cli.serve_workers import serve_by
+    from embedlog.server.workers import new_workers
+
     host, port = args.listen
-    options = {"insecure": args.insecure, "users": users, "ssl_context": context}
-    with log, KafkaServer(log, host, port, **options) as server:
-        address = server.bootstrap_servers
-        say_result(args, {"bootstrap_servers": address}, [f"Serving {log.path} at {address}"])
-        sys.stdout.flush()
-        stopped.wait()
+    if port and port + args.workers > 65_536:
+        raise InvalidConfigError(
+            f"The ports of {args.workers} workers from {port} on are more than there are",
+            todo="Pass a lower port, or 0 for free ones.",
+        )
+    workers = new_workers(host, port, args.workers)
+    name = f"[{host}]" if ":" in host else host
+    addresses = ",".join(f"{name}:{each}" for each in workers[0].ports)
+    # The parser, which is one of the arguments, cannot be pickled.
+    options = argparse.Namespace(**{name: getattr(args, name) for name in _OPTIONS})
+    serve_by(workers, partial(served, options), partial(_say_where, args, addresses))
     return OK
+
+
+def _say_where(args: argparse.Namespace, addresses: str) -> None:
+    where = [f"Serving {root_of(args)} at {addresses}"]
+    say_result(args, {"bootstrap_servers": addresses}, where)
+    sys.stdout.flush()
 
 
 def read_users(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -13,6 +13,8 @@ from ipaddress import ip_address
 
 _MAPPED = "0000000000000000FFFF0000"
 """Before an address of IPv4 in the table of IPv6: of sockets that are for both, such as Java's."""
+_CREDENTIALS = struct.Struct("=3i")
+"""The process, the user and the group at the other end of a Unix socket."""
 
 
 def is_loopback(host: str) -> bool:
@@ -27,8 +29,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def listener_of_host(backlog: int) -> socket.socket:
+    """Return a listening socket that only processes of this host reach."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")  # The kernel chooses a name, which is no file.
+    listener.listen(backlog)
+    return listener
+
+
 def uid_of_peer(connection: socket.socket) -> int | None:
     """Return the user at the other end of a connection of this host; None if it is not listed."""
+    if connection.family == socket.AF_UNIX:
+        _, uid, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return int(uid)
     mine, theirs = _as_listed(connection.getsockname()), _as_listed(connection.getpeername())
     tables = {"/proc/net/tcp6": ""}
     if len(mine) == len("0100007F:0000"):

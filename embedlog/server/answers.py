@@ -31,14 +31,7 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
 from embedlog.replication.root import ReplicatedRoot
 from embedlog.server.admin_service import AdminService, changed_setting
-from embedlog.server.cluster import (
-    NO_LEADER,
-    cluster_id,
-    controller_id,
-    nodes,
-    placement,
-    topic_id,
-)
+from embedlog.server.cluster import NO_LEADER, Cluster, cluster_id, controller_id, topic_id
 from embedlog.server.error_codes import ApiError, ErrorCode, code_of
 from embedlog.server.protocol import encode
 
@@ -97,6 +90,8 @@ class Caller(NamedTuple):
     """The version of the request."""
     is_admin: bool = False
     """Whether it is an admin client in this process, whose commits are durable."""
+    is_worker: bool = False
+    """Whether another process of the server asks, for what this one has in memory."""
 
 
 class _TopicPartitions(NamedTuple):
@@ -110,15 +105,19 @@ class Answers:
     Args:
         log: The log.
         note: Is passed the errors that answers have as codes.
+        cluster: What clients see; by default the directories.
     """
 
     def __init__(
-        self, log: Log, note: Callable[[EmbedlogError | ApiError], object] = lambda _: None
+        self,
+        log: Log,
+        note: Callable[[EmbedlogError | ApiError], object] = lambda _: None,
+        cluster: Cluster | None = None,
     ) -> None:
-        self.log, self.note = log, note
+        self.log, self.note, self.cluster = log, note, cluster or Cluster(log)
         self.service = AdminService(log)
         self._names: tuple[int, dict[UUID, str]] = -1, {}
-        self.unstable: Callable[[str], Collection[TopicPartition]] = lambda _: ()
+        self.unstable: Callable[[str, Caller], Collection[TopicPartition]] = lambda *_: ()
         """Returns the partitions of a group whose offsets open transactions commit."""
 
     # Outcomes
@@ -215,10 +214,10 @@ class Answers:
 
     def _topic(self, info: TopicInfo) -> Fields:
         """Return a topic as Metadata and DescribeTopicPartitions have it."""
-        alive, partitions = nodes(self.log), []
+        alive, partitions = self.cluster.nodes(), []
         tails = self.log.root.tails([info])
         for number in range(info.partitions):
-            leader, replicas, isr = placement(self.log, info.name, number)
+            leader, replicas, isr = self.cluster.placement(info.name, number)
             tail = tails.get(TopicPartition(info.name, number))
             partitions.append(
                 {
@@ -244,9 +243,13 @@ class Answers:
 
     def _brokers(self, caller: Caller, name: str) -> list[Fields]:
         return [
-            {name: each.id, "host": caller.host, "port": caller.port, "rack": each.rack}
-            for each in nodes(self.log).values()
+            {name: each.id, **self.address(each.id, caller), "rack": each.rack}
+            for each in self.cluster.nodes().values()
         ]
+
+    def address(self, node: int, caller: Caller) -> Fields:
+        """Return where a caller reaches a broker."""
+        return {"host": caller.host, "port": self.cluster.port(node) or caller.port}
 
     def describe_topic_partitions(self, request: Any, caller: Caller) -> Fields:
         """Answer: topics with their partitions, a page of them."""
@@ -302,7 +305,7 @@ class Answers:
             return {
                 "topic_id": topic_id(self.log, info),
                 "num_partitions": count,
-                "replication_factor": len(placement(self.log, topic.name, 0).replicas),
+                "replication_factor": len(self.cluster.placement(topic.name, 0).replicas),
                 "configs": _entries(info.config.to_dict(), TopicConfig().to_dict()),
             }
 
@@ -410,7 +413,7 @@ class Answers:
                 root.partition(*partition)
                 if item.replicas is None:
                     return {"error_code": int(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)}
-                if list(item.replicas) != list(nodes(self.log)):
+                if tuple(item.replicas) != self.cluster.placement(*partition).replicas:
                     raise InvalidReplicationAssignmentError("The log has one directory")
             elif item.replicas is not None:
                 reassign.begin(root, {partition: item.replicas})
@@ -457,7 +460,7 @@ class Answers:
             copies = []
             known = infos[topic.topic].partitions if topic.topic in infos else 0
             for number in (each for each in topic.partitions if 0 <= each < known):
-                _, replicas, isr = placement(self.log, topic.topic, number)
+                _, replicas, isr = self.cluster.placement(topic.topic, number)
                 if caller.node in replicas:
                     # The copies in sync have the same files.
                     size = self.log.root.partition(topic.topic, number).size_bytes()
@@ -602,7 +605,7 @@ class Answers:
         return values if node.rack is None else {**values, "broker.rack": node.rack}
 
     def _broker(self, number: int) -> Any:
-        alive = nodes(self.log)
+        alive = self.cluster.nodes()
         if number not in alive:
             names = ", ".join(map(str, alive))
             raise ApiError(ErrorCode.INVALID_REQUEST, f"The brokers of the log are {names}")
@@ -610,8 +613,8 @@ class Answers:
 
     def list_config_resources(self, request: Any, caller: Caller) -> Fields:
         """Answer: what has settings."""
-        groups = self.service.configured_groups()
-        names = {TOPIC: self.log.topics(), BROKER: list(map(str, nodes(self.log))), GROUP: groups}
+        brokers, groups = list(map(str, self.cluster.nodes())), self.service.configured_groups()
+        names = {TOPIC: self.log.topics(), BROKER: brokers, GROUP: groups}
         return {
             "config_resources": [
                 {"resource_type": kind, "resource_name": name}
@@ -680,7 +683,9 @@ class Answers:
     def list_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: the groups."""
         groups = []
-        for name in self.log.groups if caller.node == controller_id(self.log) else ():
+        for name in self.log.groups:
+            if self.cluster.coordinator(name) != caller.node:
+                continue
             group = self.service.group(name)
             if group is None:
                 continue  # It was deleted meanwhile.
@@ -726,19 +731,20 @@ class Answers:
         """Answer: the committed offsets of groups."""
         stable = getattr(request, "require_stable", False)
         if caller.version < 8:
-            found = self.outcome(self._offsets_of, request.group_id, request.topics, stable)
+            asked = request.group_id, request.topics, stable, caller
+            found = self.outcome(self._offsets_of, *asked)
             return {"topics": [], **found}
         return {
             "groups": [
                 {
                     "group_id": each.group_id,
-                    **self.outcome(self._offsets_of, each.group_id, each.topics, stable),
+                    **self.outcome(self._offsets_of, each.group_id, each.topics, stable, caller),
                 }
                 for each in request.groups
             ]
         }
 
-    def _offsets_of(self, group: str, topics: Any, stable: bool) -> Fields:
+    def _offsets_of(self, group: str, topics: Any, stable: bool, caller: Caller) -> Fields:
         """Return the committed offsets of a group, by default all of them.
 
         With ``stable`` those of open transactions have a code by which clients wait.
@@ -757,7 +763,7 @@ class Answers:
                     continue
                 wanted += [(name, number) for number in topic.partition_indexes]
         # Before the offsets: a transaction that ends meanwhile has not committed these.
-        unstable = self.unstable(group) if stable else ()
+        unstable = self.unstable(group, caller) if stable else ()
         committed = dict(self.service.committed(group, wanted))
         wait = {"error_code": int(ErrorCode.UNSTABLE_OFFSET_COMMIT)}
         if wanted is None:
@@ -835,6 +841,15 @@ class Answers:
         return {"members": self.each(request.members, identity, remove)}
 
 
+def is_listed(request: Any, state: str, kind: str) -> bool:
+    """Whether a request to list groups asks for those of a state and a type, in any case."""
+    asked = (request.states_filter, state), (request.types_filter, kind)
+    return all(
+        not names or value.lower() in {name.strip().lower() for name in names}
+        for names, value in asked
+    )
+
+
 def _unknown(error: InvalidTopicError) -> ApiError:
     """Return what brokers say of a name that no topic can have: they check that of new ones."""
     return ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error))
@@ -882,14 +897,6 @@ def _items(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
     for topic in topics:
         for item in topic.partitions:
             yield TopicPartition(topic.name, item.partition_index), item
-
-
-def is_listed(request: Any, state: str, kind: str) -> bool:
-    """Whether a request asks for groups in a state and of a type, however it spells these."""
-    asked = (request.states_filter, state), (request.types_filter, kind)
-    return all(
-        not wanted or one.lower() in (each.lower() for each in wanted) for wanted, one in asked
-    )
 
 
 def by_topic(results: Iterable[tuple[TopicPartition, Fields]]) -> list[Fields]:

@@ -18,7 +18,6 @@ from embedlog.groups.membership import SHARE
 from embedlog.server.answers import Answers, Caller, Fields, is_listed
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
 from embedlog.server.classic_members import ClassicMembers, may_be_assigned
-from embedlog.server.cluster import controller_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.protocol import MalformedMessageError, decode
 from embedlog.server.remote_members import RemoteMembers
@@ -45,25 +44,19 @@ class GroupAnswers:
         self._members, self._classic = members, ClassicMembers(answers, members)
 
     def find_coordinator(self, request: Any, caller: Caller) -> Fields:
-        """Answer: the server itself."""
+        """Answer: the server itself, or one of its workers."""
 
-        def find() -> Fields:
+        def find(key: str) -> Fields:
             if request.key_type not in _COORDINATED:
                 text = "Only groups and transactions have a coordinator"
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
-            return {
-                "node_id": controller_id(self._log),
-                "host": caller.host,
-                "port": caller.port,
-            }
+            node = self._answers.cluster.coordinator(key)
+            return {"node_id": node, **self._answers.address(node, caller)}
 
-        found = self._answers.outcome(find)
-        if found["error_code"]:
-            found["node_id"] = -1
-        return {
-            **found,
-            "coordinators": [{"key": key, **found} for key in request.coordinator_keys],
-        }
+        def found(key: str) -> Fields:
+            return {"key": key, "node_id": -1, **self._answers.outcome(find, key)}
+
+        return found(request.key) | {"coordinators": list(map(found, request.coordinator_keys))}
 
     # Members
 

@@ -15,6 +15,12 @@ class MemoryBudget:
 
     def __init__(self, total: int) -> None:
         self._left, self._changed = total, threading.Condition()
+        self.waited_seconds = 0.0
+
+    @property
+    def left(self) -> int:
+        """How many bytes nobody has; below 0 if some took the least that they need."""
+        return self._left
 
     def take(self, wanted: int, least: int) -> int:
         """Take up to ``wanted`` bytes, and in any case ``least`` of these; return how many."""
@@ -30,13 +36,13 @@ class MemoryBudget:
             size: At most the total.
             timeout: In seconds.
         """
-        deadline = monotonic() + timeout
         with self._changed:
-            while self._left < size:
-                left = deadline - monotonic()
-                if left <= 0:
+            if self._left < size:
+                began = monotonic()
+                is_there = self._changed.wait_for(lambda: self._left >= size, timeout)
+                self.waited_seconds += monotonic() - began
+                if not is_there:
                     return False
-                self._changed.wait(left)
             self._left -= size
             return True
 

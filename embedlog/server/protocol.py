@@ -574,6 +574,25 @@ def decode_request(data: memoryview, offered: Mapping[str, tuple[int, int]]) -> 
     return ApiRequest(api, version, correlation_id, client_id, body)
 
 
+def encode_request(api: str, version: int, fields: Fields) -> bytes:
+    """Return a request, with the length before it."""
+    (key,) = (number for number, name in api_names().items() if name == api)
+    tags = b"\0" if _has(_messages()[f"{api}Request"].get("flexibleVersions"), version) else b""
+    body = _HEADER.pack(key, version, 0, -1) + tags + encode(f"{api}Request", version, fields)
+    return _INT.pack(len(body)) + body
+
+
+def decode_response(api: str, version: int, data: bytes) -> Any:
+    """Return the answer to a request, from its bytes with the length before them.
+
+    Raises:
+        MalformedMessageError: They are not an answer.
+    """
+    name = f"{api}Response"
+    at = 2 * _INT.size + bool(_has(_messages()[name].get("flexibleVersions"), version))
+    return decode(name, version, data[at:])
+
+
 def encode_response(request: ApiRequest, version: int, fields: Fields) -> list[bytes]:
     """Return the parts of the answer to a request, with the length before them."""
     parts = [b"", _INT.pack(request.correlation_id)]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 from embedlog.api import Log
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files.peers import is_loopback, may_use, uid_of_peer
+from embedlog.forks import new_lock
 from embedlog.lazy import logging
+from embedlog.metrics import SOCKETS, Metrics, Sample, nested
+from embedlog.record import TopicPartition
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.authentication import Authentication
 from embedlog.server.classic_groups import ClassicGroups
-from embedlog.server.cluster import controller_id
+from embedlog.server.cluster import Cluster
 from embedlog.server.consumer_group_answers import ConsumerGroupAnswers
+from embedlog.server.counts import RequestCounts
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import Fetcher
 from embedlog.server.group_answers import GroupAnswers
@@ -41,6 +49,7 @@ from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
 from embedlog.server.transaction_answers import TransactionAnswers
 from embedlog.server.transaction_coordinator import TransactionCoordinator
+from embedlog.server.workers import Worker, Workers, new_workers, passed_on, receive
 
 _logger = logging.getLogger("embedlog.server")
 
@@ -61,6 +70,7 @@ _STALLED_SECONDS = 30.0
 """A connection is closed if the rest of a request does not come, or an answer is not taken."""
 _LENGTH, _KEY = struct.Struct(">i"), struct.Struct(">h")
 _PRODUCE = 0
+_WORKER = "another process of the server"
 
 APIS = (
     *("Produce", "Fetch", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch"),
@@ -114,6 +124,7 @@ class KafkaServer:
             of this host, PLAIN.
         ssl_context: Encrypts the connections.  If it requires certificates of clients, these prove
             who they are.
+        worker: This process is one of several that serve the log, and listens as this says.
 
     Raises:
         InvalidConfigError: The address is not of this host only, and clients need not prove who
@@ -130,6 +141,7 @@ class KafkaServer:
         insecure: bool = False,
         users: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        worker: Worker | None = None,
     ) -> None:
         has_certificates = ssl_context is not None and ssl_context.verify_mode == ssl.CERT_REQUIRED
         is_proved = users is not None or has_certificates
@@ -147,21 +159,30 @@ class KafkaServer:
             )
         self._log, self._is_open = log, insecure or is_proved
         self.users, self.ssl_context = users, ssl_context
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
-        self.host, self.port = host, int(self._listener.getsockname()[1])
-        self.answers, self.cache = Answers(log), TailCache()
+        worker = worker or new_workers(host, port, 1)[0]
+        self.host, self.port = host, worker.ports[worker.number]
+        cluster = Cluster(log, worker.ports, worker.number)
+        self.workers = Workers(worker, cluster)
+        self.counts, self._accepted, self._refused = RequestCounts(), 0, 0
+        self.answers, self.cache = Answers(log, self.counts.error, cluster), TailCache()
         self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
         self.sharing: set[int] = set()
         """The members of share groups that this server has records for, by number."""
         self.groups = ClassicGroups(self.members.claim)
         self.transactions = TransactionCoordinator(log)
-        self.answers.unstable = self.transactions.unstable
+        self.answers.unstable = self._unstable
         self.requests, self.replies = MemoryBudget(REQUEST_BYTES), MemoryBudget(ANSWER_BYTES)
         self._connections: dict[Connection, threading.Thread] = {}
-        self._lock, self.closed = threading.Lock(), False
-        self._thread = threading.Thread(target=self._accept, name="embedlog-server", daemon=True)
-        self._thread.start()
+        self._lock, self._closed, self._pid = new_lock(), False, os.getpid()
+        self._ending, self._end = socket.socketpair()
+        self._worker, self._threads = worker, list[threading.Thread]()
+        for listener in filter(None, (worker.listener, worker.links)):
+            thread = threading.Thread(
+                target=self._accept, args=(listener,), name="embedlog-server", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        log._adopt(self, "server")
 
     @property
     def bootstrap_servers(self) -> str:
@@ -169,35 +190,71 @@ class KafkaServer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
-    def _accept(self) -> None:
+    def metrics(self) -> Metrics:
+        """Return metrics by group and name, which are Kafka's.
+
+        ``metrics()["kafka.network.RequestMetrics.Produce"]["requests-total"]`` is the number of
+        produce requests.  The page on monitoring lists all.
+        """
+        return nested(self._samples())
+
+    def _samples(self) -> Iterator[Sample]:
+        with self._lock:
+            accepted, count, refused = self._accepted, len(self._connections), self._refused
+        values = {
+            "connection-count": count,
+            "connection-creation-total": accepted,
+            "connection-close-total": accepted - count,
+            "connection-refused-total": refused,
+            "MemoryPoolAvailable": self.requests.left,
+            "memory-pool-depleted-time-total": self.requests.waited_seconds * 1000,
+        }
+        for name, value in values.items():
+            yield Sample(SOCKETS, name, value, {})
+        yield from self.counts.samples()
+
+    def _unstable(self, group: str, caller: Caller) -> set[TopicPartition]:
+        """Return the partitions of a group whose offsets open transactions commit."""
+        own = self.transactions.unstable(group)
+        return own if caller.is_worker else own.union(self.workers.unstable(group))
+
+    def _accept(self, listener: socket.socket) -> None:
+        # A close does not wake `accept`, and a shutdown would end the listener of others, too.
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        poll.register(self._ending, select.POLLIN)
         while True:
+            poll.poll()
+            if self._closed:
+                return
             try:
-                connected, address = self._listener.accept()
+                connected, address = listener.accept()
             except OSError:
-                if self.closed:
-                    return
                 _logger.exception("No connection could be accepted")
                 threading.Event().wait(0.1)
                 continue
-            reason = self._refusal(connected)
+            peer, reason = address[0] if address else _WORKER, self._refusal(connected)
             if reason is not None:
-                _logger.warning("Refused a connection from %s: %s", address[0], reason)
+                _logger.warning("Refused a connection from %s: %s", peer, reason)
+                with self._lock:
+                    self._refused += 1
                 connected.close()
                 continue
             try:
                 connection = Connection(self, connected)
             except OSError as error:  # The client has closed it already.
-                _logger.debug("The connection of %s ended: %s", address[0], error)
+                _logger.debug("The connection of %s ended: %s", peer, error)
                 connected.close()
                 continue
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name="embedlog-server-client", daemon=True
             )
             with self._lock:
-                if self.closed:
+                if self._closed:
                     connection.close()
                     return
                 self._connections[connection] = thread
+                self._accepted += 1
             try:
                 thread.start()
             except RuntimeError as error:
@@ -206,9 +263,10 @@ class KafkaServer:
 
     def _refusal(self, connected: socket.socket) -> str | None:
         """Return why a connection is refused; None if it is not."""
-        if len(self._connections) >= MAX_CONNECTIONS:
+        is_link = connected.family == socket.AF_UNIX
+        if not is_link and len(self._connections) >= MAX_CONNECTIONS:
             return f"there are {MAX_CONNECTIONS} connections"
-        if self._is_open:
+        if not is_link and self._is_open:
             return None
         try:
             uid = uid_of_peer(connected)
@@ -233,22 +291,27 @@ class KafkaServer:
 
     def close(self) -> None:
         """Close all connections, and return once no thread uses the log any more."""
+        if self._pid != os.getpid():
+            return  # A forked child, which closes the log that it inherited.
         with self._lock:
-            if self.closed:
+            if self._closed:
                 return
-            self.closed = True
+            self._closed = True
             connections = dict(self._connections)
-        try:
-            # A close alone does not wake the thread that accepts.
-            self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._listener.close()
+        self._end.send(b"\0")  # It wakes the threads that accept.
         for connection in connections:
             connection.shut_down()
         self.groups.close()
         self.watch.close()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        if self._worker.links is None:
+            # A forked child may have it, too.  That of one of several is their parent's.
+            with suppress(OSError):
+                self._worker.listener.shutdown(socket.SHUT_RDWR)
+        self._worker.close()
+        self._ending.close()
+        self._end.close()
         for thread in connections.values():
             if thread.ident is not None:
                 thread.join()
@@ -284,9 +347,14 @@ class Connection:
 
     def __init__(self, server: KafkaServer, connected: socket.socket) -> None:
         self._offered = offered()
-        self._host, self._port = connected.getsockname()[:2]
-        self._peer = str(connected.getpeername()[0])
-        context = server.ssl_context
+        is_worker = connected.family == socket.AF_UNIX
+        self._is_worker, self._host, self._port, self._peer = is_worker, "", 0, _WORKER
+        if not is_worker:
+            self._host, self._port = connected.getsockname()[:2]
+            self._peer = str(connected.getpeername()[0])
+        self._links: dict[int, socket.socket] = {}
+        """To other workers."""
+        context = None if is_worker else server.ssl_context
         if context is not None:
             # The thread of this connection waits for the client, not that which accepts.
             connected = context.wrap_socket(
@@ -294,8 +362,8 @@ class Connection:
             )
         self._server, self._socket = server, connected
         is_private = context is not None or is_loopback(self._peer)
-        self._authentication = Authentication(server.users, is_private)
-        answers = server.answers
+        self._authentication = Authentication(None if is_worker else server.users, is_private)
+        answers, groups, members = server.answers, server.groups, server.members
         self._fetcher = Fetcher(answers, server.cache, server.watch, server.replies)
         self._shares = ShareFetcher(self._fetcher, server.members, server.watch, server.sharing)
         parts = (
@@ -303,10 +371,10 @@ class Connection:
             self._authentication,
             self._fetcher,
             Producers(answers, server.cache, server.transactions),
-            TransactionAnswers(answers, server.transactions, server.groups, server.members),
-            GroupAnswers(answers, server.groups, server.members),
-            ConsumerGroupAnswers(answers, server.groups, server.members),
-            ShareGroupAnswers(answers, server.groups, server.members),
+            TransactionAnswers(answers, server.transactions, groups, members, server.workers),
+            GroupAnswers(answers, groups, members),
+            ConsumerGroupAnswers(answers, groups, members),
+            ShareGroupAnswers(answers, groups, members),
             self._shares,
             answers,
         )
@@ -319,14 +387,17 @@ class Connection:
     def run(self) -> None:
         """Answer requests until the client ends, or sends what is not one."""
         connected, reason = self._socket, None
+        _logger.debug("%s has connected", self._peer)
         try:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self._is_worker:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if isinstance(connected, ssl.SSLSocket):
                 connected.settimeout(_STALLED_SECONDS)
                 connected.do_handshake()
             while self._answer_next():
                 pass
+            _logger.debug("%s has closed its connection", self._peer)
         except MalformedMessageError as error:
             reason = str(error)
         except (ConnectionError, TimeoutError) as error:
@@ -334,17 +405,18 @@ class Connection:
         except (EmbedlogError, ApiError) as error:
             reason = str(error)
         except OSError as error:
-            if not self._server.closed:
+            if not self._server._closed:
                 reason = str(error)
-        if reason is not None and not self._server.closed:
+        if reason is not None and not self._server._closed:
             _logger.warning("Closed the connection of %s: %s", self._peer, reason)
 
     def _answer_next(self) -> bool:
         """Answer the next request; False at the end of the connection."""
         head = bytearray(_LENGTH.size + _KEY.size)
         is_pending = self._authentication.is_pending
-        self._socket.settimeout(_STALLED_SECONDS if is_pending else _IDLE_SECONDS)
-        if not self._receive(memoryview(head)):
+        idle_seconds = None if self._is_worker else _IDLE_SECONDS
+        self._socket.settimeout(_STALLED_SECONDS if is_pending else idle_seconds)
+        if not receive(self._socket, memoryview(head)):
             return False
         (size,), (key,) = _LENGTH.unpack_from(head), _KEY.unpack_from(head, _LENGTH.size)
         limit = MAX_FRAME_BYTES if key == _PRODUCE else MAX_OTHER_BYTES
@@ -354,28 +426,30 @@ class Connection:
                 f"a request of {size} bytes; those of API {api_names().get(key, key)} may have "
                 f"{limit}"
             )
-        counted = size if size > _SMALL_BYTES else 0
+        # What another worker passes on is counted there: two that wait for each other would block.
+        counted = 0 if self._is_worker or size <= _SMALL_BYTES else size
         if counted and not self._server.requests.wait_for(counted, _STALLED_SECONDS):
             raise TimeoutError("the requests of others take all memory")
         try:
             frame = memoryview(bytearray(size))
             frame[: _KEY.size] = head[_LENGTH.size :]
             self._socket.settimeout(_STALLED_SECONDS)
-            if not self._receive(frame[_KEY.size :]):
+            if not receive(self._socket, frame[_KEY.size :]):
                 return False
-            request = decode_request(frame, self._offered)
-            answer = self._answered(request)
+            began, request = monotonic(), decode_request(frame, self._offered)
+            api, answer = request.api, self._answered(request, frame)
             del frame, request
         finally:
             self._server.requests.give_back(counted)
         if answer:
             self._send(answer)
+        self._server.counts.request(api, size, sum(map(len, answer)), monotonic() - began)
         self._authentication.check()
         self._fetcher.sent()
         return True
 
-    def _answered(self, request: ApiRequest) -> list[bytes]:
-        """Return the parts of an answer; empty if the client wants none."""
+    def _answered(self, request: ApiRequest, frame: memoryview) -> list[bytes]:
+        """Return the parts of the answer to a request, which has these bytes; empty if to none."""
         if request.body is None:
             if request.api != "ApiVersions":
                 raise MalformedMessageError(
@@ -389,9 +463,16 @@ class Connection:
                 f"a request of API {request.api} before SASL, by the client "
                 f"{request.client_id[:50]!r}"
             )
+        workers, cluster = self._server.workers, self._server.answers.cluster
+        worker = None if self._is_worker else workers.other_than_this(request)
+        if worker is not None:
+            if worker not in self._links:
+                self._links[worker] = workers.connect(worker)
+            return passed_on(self._links[worker], request, frame)
         caller = Caller(
-            *(self._host, self._port, controller_id(self._server.answers.log)),
+            *(self._host, self._port, cluster.node()),
             *(request.client_id, self._peer, request.version),
+            is_worker=self._is_worker,
         )
         try:
             fields = self._handlers[request.api](request.body, caller)
@@ -422,15 +503,6 @@ class Connection:
         ]
         return answer
 
-    def _receive(self, buffer: memoryview) -> bool:
-        """Fill a buffer; False if the connection ended."""
-        while buffer:
-            received = self._socket.recv_into(buffer)
-            if not received:
-                return False
-            buffer = buffer[received:]
-        return True
-
     def _send(self, parts: list[bytes]) -> None:
         # Records are not copied; all else is small.
         small: list[bytes] = []
@@ -448,16 +520,16 @@ class Connection:
 
     def shut_down(self) -> None:
         """End the connection; its thread notices."""
-        try:
+        for each in (self._socket, *list(self._links.values())):
             # That of TLS forgets the keys, which the thread may be using.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-        except OSError:
-            pass
+            with suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket, and release the records that the client has of share groups."""
         self._fetcher.sent()
-        self._socket.close()
+        for each in (self._socket, *self._links.values()):
+            each.close()
         self._shares.close()
 
 

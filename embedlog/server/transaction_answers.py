@@ -13,6 +13,7 @@ from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.patterns import matching
 from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.transaction_coordinator import STATES, TransactionCoordinator
+from embedlog.server.workers import Workers
 
 _FENCED, _ABORTABLE = ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTION_ABORTABLE
 _EPOCH, _MAPPING = ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -56,6 +57,7 @@ class TransactionAnswers:
         transactions: The coordinator.
         groups: The groups that are in memory.
         members: The members of groups of the log that are clients.
+        workers: Those of the server.
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class TransactionAnswers:
         transactions: TransactionCoordinator,
         groups: ClassicGroups,
         members: RemoteMembers,
+        workers: Workers,
     ) -> None:
-        self._answers, self._log = answers, answers.log
+        self._answers, self._log, self._workers = answers, answers.log, workers
         self._transactions, self._groups, self._members = transactions, groups, members
 
     def _outcome(self, api: str, caller: Caller, call: Callable[[], Fields | None]) -> Fields:
@@ -211,9 +214,16 @@ class TransactionAnswers:
         """
         generation, member = request.generation_id, request.member_id
         group, instance = request.group_id, request.group_instance_id
+        # Clients before KIP-447 do not say who they are.
+        is_named = generation >= 0 or bool(member) or instance is not None
         if self._groups.find(group) is None:
             of_log = self._members.group(group)
-            info = of_log.read().members.get(member) if member else None
+            members = of_log.read().members
+            is_kept = any(each.stands_for_others for each in members.values())
+            who = group, generation, member, instance
+            if is_named and is_kept and self._workers.check_committer(*who):
+                return ConsumerGroupMetadata(group)
+            info = members.get(member) if member else None
             if info is not None and info.remote is not None:
                 self._members.check_reader(of_log, member, generation)
             if info is not None:
@@ -221,8 +231,7 @@ class TransactionAnswers:
                 return ConsumerGroupMetadata(group, generation, member, instance)
             if generation >= 0:
                 raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"The group {group} has no members")
-        elif generation >= 0 or member or instance is not None:
-            # Clients before KIP-447 do not say who they are.
+        elif is_named:
             try:
                 self._groups.check_committer(_OffsetCommit(group, generation, member, instance))
             except ApiError as error:
@@ -250,7 +259,12 @@ class TransactionAnswers:
         unknown = [each for each in request.state_filters if each not in STATES]
         if request.state_filters and len(unknown) == len(request.state_filters):
             return {"unknown_state_filters": unknown}
-        known = self._transactions.known()
+        cluster = self._answers.cluster
+        known = {
+            name: seen
+            for name, seen in self._transactions.known().items()
+            if cluster.coordinator(name) == caller.node
+        }
         try:
             pattern = request.transactional_id_pattern
             named = matching(pattern, list(known)) if pattern else list(known)
