@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -651,20 +652,24 @@ class GroupModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if self.players:
-                self.complete_rebalance(True)
-            for player in self.players:
-                player.member.leave()
-            self.uptime.advance(2 * SESSION_MS)
-            self.group.remove_dead_members()
-            assert not self.group.read().members
-            left = [name for name in self.root.context.files.list("locks") if "member" in name]
-            assert left == [], "locks of members that have left"
-            assert healthy(self.root)
+            if sys.exc_info()[0] is None:  # Else it failed before.
+                self._finish()
         finally:
             self.patches.close()
             self.root.close()
             shutil.rmtree(self.path)
+
+    def _finish(self) -> None:
+        if self.session.keys() - self.crashed:
+            self.complete_rebalance(True)
+        for player in self.players:
+            player.member.leave()
+        self.uptime.advance(2 * SESSION_MS)
+        self.group.remove_dead_members()
+        assert not self.group.read().members
+        left = [name for name in self.root.context.files.list("locks") if "member" in name]
+        assert left == [], "locks of members that have left"
+        assert healthy(self.root)
 
 
 TestGroupModel = GroupModel.TestCase

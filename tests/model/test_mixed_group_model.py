@@ -17,14 +17,14 @@ from unittest.mock import patch
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from support import forks
 from support.forks import tell
 from support.groups import SESSION_MS, owner_rows
 from support.mutants import Change
 from support.wire_client import DirectServer
 from support.wire_members import Classic, Modern
-from test_group_model import TOPICS, GroupModel, ModelMember, instances, subscriptions, which
+from test_group_model import GroupModel, ModelMember, subscriptions, which
 
 from embedlog.api import Log
 from embedlog.groups import ownership
@@ -46,7 +46,11 @@ FATAL = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
 }
 """A client ends when it is told this."""
+requests = st.sampled_from(["heartbeat", "heartbeat", "join", "sync"])
+kinds = st.sampled_from(["modern", "modern", "eager", "cooperative"])
+mostly_not = st.sampled_from([False, False, False, True])
 Rows = set[bytes]
+Reads = dict[TopicPartition, bytes]
 
 
 @dataclass
@@ -63,13 +67,13 @@ class Remote:
 class Client:
     """A process with a client, and what it believes."""
 
-    def __init__(self, made: Any, server: int) -> None:
-        self.made, self.server = made, server
-        self.reads: dict[TopicPartition, bytes] = {}
+    def __init__(self, kind: str, made: Any, server: int) -> None:
+        self.kind, self.made, self.server = kind, made, server
+        self.reads: Reads = {}
         """The rows of the partitions that it reads."""
         self.stale: Rows = set()
         """Those for which somebody else has committed since it began to read."""
-        self.assigned: set[TopicPartition] | None = None
+        self.assigned: Reads | None = None
         """What a classic one was told and has not begun to read yet."""
         self.must_join = self.must_sync = self.says_all = False
 
@@ -90,6 +94,10 @@ class MixedGroupModel(GroupModel):
     """One group, its members of all kinds, and what is expected of them."""
 
     ids = (*GroupModel.ids, "support.wire_members.uuid4", f"{SERVER}classic_members.uuid4")
+
+    # What programs do alone is left to the other model.
+    check_assignment = notice = join_simply = commit = commit_anything = None
+    heartbeat = follow = change_while_it_assigns = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +137,7 @@ class MixedGroupModel(GroupModel):
         return info and ownership.OWNERS.key(self.group.key, info.key(tp.partition))
 
     def _rows_by_name(self, partitions: Collection[TopicPartition]) -> Rows:
-        return {row for row in map(self._row_by_name, partitions) if row is not None}
+        return set(self._by_name(partitions).values())
 
     def _owned(self, id_: str) -> Rows:
         return {row for row, owner in self.owner.items() if owner == id_}
@@ -203,11 +211,15 @@ class MixedGroupModel(GroupModel):
         if client.id in self.session:
             self.crashed.add(client.id)
 
-    def _note_reads(self, client: Client) -> None:
+    def _note_reads(self, client: Client, told: Reads | None = None) -> None:
         """What it reads now; what it did not read before begins at the last commit."""
-        rows = {tp: self._row_by_name(tp) for tp in client.made.has}
-        client.reads = {tp: client.reads.get(tp, row) for tp, row in rows.items() if row}
+        known = client.reads | (told or {})
+        client.reads = {tp: known[tp] for tp in client.made.has if tp in known}
         client.stale &= set(client.reads.values())
+
+    def _by_name(self, partitions: Collection[TopicPartition]) -> Reads:
+        rows = {tp: self._row_by_name(tp) for tp in partitions}
+        return {tp: row for tp, row in rows.items() if row is not None}
 
     def _followed(self, id_: str, owned: Rows | None, *, confirms: bool = False) -> Rows:
         """A member follows as far as its client has confirmed; return what it may read (M29)."""
@@ -232,10 +244,16 @@ class MixedGroupModel(GroupModel):
 
     # Joining
 
+    @initialize(kinds=st.lists(kinds, min_size=1, max_size=3), topics=subscriptions)
+    def begin_with_clients(self, kinds: list[str], topics: list[str]) -> None:
+        """Begin with some clients, too."""
+        for number, kind in enumerate(kinds):
+            self.enter(kind, sorted({*topics, "a"}), None, number % 2, "")
+
     @rule(
-        kind=st.sampled_from(["modern", "modern", "eager", "cooperative"]),
+        kind=kinds,
         topics=subscriptions,
-        instance=instances,
+        instance=st.sampled_from([None, None, "x", "y"]),
         server=st.integers(0, 1),
         how=st.sampled_from(["", "", "", "lost", "half"]),
     )
@@ -253,7 +271,7 @@ class MixedGroupModel(GroupModel):
             made = Classic(
                 asks, *topics, cooperative=kind == "cooperative", instance=instance, **options
             )
-        self.clients.append(Client(made, server))
+        self.clients.append(Client(kind, made, server))
         self._join_client(self.clients[-1], how)
 
     def _join_client(self, client: Client, how: str = "") -> None:
@@ -272,6 +290,7 @@ class MixedGroupModel(GroupModel):
                 stack.enter_context(patch.object(members, "_step", side_effect=ConnectionError))
             request = made.beat if kind is Modern else made.join
             answer = self._ask(client, request, set() if expected else replaced)
+        self._note_reads(client)  # One that is eager has given up all.
         if is_known and client.id not in self.session:
             expected = self._unknown(client)  # It was late itself.
         rows: Rows = set()
@@ -333,22 +352,27 @@ class MixedGroupModel(GroupModel):
     def _told(self, client: Client, rows: Rows, *, slow: bool = False, had: Any = ()) -> None:
         """A client of KIP-848 knows what it may read, and may be slow to do so."""
         made = client.made
-        assert self._rows_by_name(made.assigned) == rows
-        made.has = set(had if slow else made.assigned)
-        self._note_reads(client)
+        assert made.assigned is not None, "it was not told what it may read"
+        told = self._by_name(made.assigned)
+        assert set(told.values()) == rows
+        made.has = set(had if slow else told)
+        self._note_reads(client, told)
 
     # Following
 
-    @rule(
-        number=which,
-        what=st.sampled_from(["heartbeat", "heartbeat", "join", "sync"]),
-        lost=st.sampled_from([False, False, False, True]),
-        slow=st.booleans(),
-    )
+    @rule(steps=st.lists(st.tuples(which, requests, mostly_not, st.booleans()), min_size=1))
     @precondition(lambda self: self.clients)
-    def ask(self, number: int, what: str, lost: bool, slow: bool) -> None:
-        """A client makes any request that it can make now."""
-        client = self.client(number)
+    def ask(self, steps: list[tuple[int, str, bool, bool]]) -> None:
+        """Clients make any requests that they can make now."""
+        for number, what, lost, slow in steps:
+            if self.clients:
+                self._request(self.client(number), what, lost=lost, slow=slow)
+                self.one_owner()  # type: ignore[operator]
+                self.one_reader()
+
+    def _request(
+        self, client: Client, what: str, *, lost: bool = False, slow: bool = False
+    ) -> None:
         if isinstance(client.made, Modern):
             self._heartbeat(client, tells=what != "heartbeat", lost=lost, slow=slow)
         else:
@@ -423,8 +447,8 @@ class MixedGroupModel(GroupModel):
         """Send a heartbeat, join or sync."""
         made = client.made
         if client.assigned is not None and not (slow and what == "heartbeat"):
-            made.has, client.assigned = client.assigned, None
-            self._note_reads(client)
+            made.has, told, client.assigned = set(client.assigned), client.assigned, None
+            self._note_reads(client, told)
         if what == "join" or not client.joined:
             self._join_client(client, "lost" if lost else "")
             return
@@ -452,10 +476,11 @@ class MixedGroupModel(GroupModel):
             self._failed(client, code)
         elif what == "sync":
             client.must_sync = False
-            assert self._rows_by_name(made.has) == kept
+            told = self._by_name(made.has)
+            assert set(told.values()) == kept
             if slow:
-                made.has, client.assigned = had, made.has
-            self._note_reads(client)
+                made.has, client.assigned = had, told
+            self._note_reads(client, told)
 
     @rule(number=which, topics=subscriptions)
     @precondition(lambda self: self.clients)
@@ -488,6 +513,16 @@ class MixedGroupModel(GroupModel):
                 self._removed({client.id})
         self._end(client)
 
+    @rule(number=which, is_late=st.booleans())
+    @precondition(lambda self: self.clients)
+    def restart(self, number: int, is_late: bool) -> None:
+        """A client is killed, and started again with its instance id, at once or too late (M13)."""
+        client = self.client(number)
+        self._end(client)
+        if is_late:
+            self.uptime.advance(SESSION_MS)
+        self.enter(client.kind, self._topics(client), client.made.instance, client.server, "")
+
     @rule(number=which, server=st.integers(0, 1))
     @precondition(lambda self: self.clients)
     def move(self, number: int, server: int) -> None:
@@ -512,6 +547,19 @@ class MixedGroupModel(GroupModel):
                 self._heartbeat(client, tells=False)
             else:
                 self._classic(client, "heartbeat")
+
+    @rule(number=which, what=st.sampled_from(["heartbeat", "join"]))
+    @precondition(lambda self: any(client.reads for client in self.clients))
+    def come_back_late(self, number: int, what: str) -> None:
+        """A client was stopped for longer than its session, and goes on where it was (M8)."""
+        able = [client for client in self.clients if client.reads]
+        client = able[number % len(able)]
+        for _ in range(2):
+            self.uptime.advance(SESSION_MS // 2)
+            self._beat(len(self.players) + self.clients.index(client))
+        self.remove_dead_members()
+        assert client.id not in self.session
+        self._request(client, what)
 
     @rule(number=which)
     @precondition(lambda self: self.clients)
@@ -563,29 +611,39 @@ class MixedGroupModel(GroupModel):
         if row is not None and self._owns(player, tp):
             self._committed(row, player)
 
-    @rule(number=which, topic=st.sampled_from(TOPICS), n=st.integers(0, 3), ago=st.integers(-1, 3))
+    @rule(number=which, ago=st.sampled_from([0, 0, 0, 1, 2, -1]))
     @precondition(lambda self: self.clients)
-    def commit_as_a_client(self, number: int, topic: str, n: int, ago: int) -> None:
-        """Any partition, with any epoch."""
+    def commit_as_a_client(self, number: int, ago: int) -> None:
+        """Any partitions, with any epoch."""
         client = self.client(number)
         if client.id:
-            tp, epoch = TopicPartition(topic, n), max(client.epoch - ago, 0)
-            self._commit_of(client, tp, 100 + ago, epoch)
+            for tp in [*self._partitions(), TopicPartition("c", 7)]:
+                self._commit_of(client, tp, 100 + ago, max(client.epoch - ago, 0))
 
-    @rule(topic=st.sampled_from(TOPICS), n=st.integers(0, 3), first=which)
+    @rule(number=which, ago=st.integers(1, 3))
     @precondition(lambda self: self.clients)
-    def all_commit(self, topic: str, n: int, first: int) -> None:
+    def miss_answers(self, number: int, ago: int) -> None:
+        """A client has the epoch, or the generation, of some time ago (M30)."""
+        made = self.client(number).made
+        if isinstance(made, Modern):
+            made.epoch = max(made.epoch - ago, min(made.epoch, 1))
+        else:
+            made.generation = max(made.generation - ago, min(made.generation, 1))
+
+    @rule(first=which)
+    @precondition(lambda self: any(client.reads for client in self.clients))
+    def all_commit(self, first: int) -> None:
         """Of all who believe that they read a partition, one at most commits (M22, M31)."""
-        tp = TopicPartition(topic, n)
-        readers = [each for each in self.clients if tp in each.reads]
-        accepted = 0
-        for offset, client in enumerate(readers[first:] + readers[:first], 200):
-            accepted += self._commit_of(client, tp, offset, client.epoch)
-        for player in self.players:
-            if tp in player.member.owned:
-                accepted += self._owns(player, tp)
-                self._commit(player, tp, 300)
-        assert accepted <= 1
+        for tp in sorted({tp for client in self.clients for tp in client.reads}):
+            readers = [each for each in self.clients if tp in each.reads]
+            accepted = 0
+            for offset, client in enumerate(readers[first:] + readers[:first], 200):
+                accepted += self._commit_of(client, tp, offset, client.epoch)
+            for player in self.players:
+                if tp in player.member.owned:
+                    accepted += self._owns(player, tp)
+                    self._commit(player, tp, 300)
+            assert accepted <= 1
 
     # Promises
 
@@ -657,17 +715,27 @@ BUGS = {
     ),
     "a client is not told again after it connected again": Change(
         HEARTBEATS + "ConsumerGroupAnswers._heartbeat",
-        {"_says_all(request) or": "", "self._told.get(told)": "self._told.get(told, owned)"},
+        {
+            "_says_all(request)": "not request.member_epoch",
+            "self._told.get(told)": "self._told.get(told, step.assigned.keys())",
+        },
     ),
     "any older epoch is taken": Change(
         HEARTBEATS + "_check_epoch",
         {"received in (session.epoch, _JOIN)": "received <= session.epoch"},
     ),
     "clients do not look for the dead": Change(
-        MEMBERS + "RemoteMembers._is_look_due", {"return monotonic()": "return 0 >"}
+        MEMBERS + "RemoteMembers._is_look_due", {"return monotonic() >=": "return 0.0 >"}
+    ),
+    "a client that was removed joins again with what it had": Change(
+        MEMBERS + "RemoteMembers.admit", {"if comes_back": "if False"}
+    ),
+    "an instance id is held by a dead client": Change(
+        HEARTBEATS + "ConsumerGroupAnswers._join",
+        {" and session.deadline_ms > group.uptime()": ""},
     ),
     "who leaves keeps its partitions": Change(
-        "embedlog.group:Group._remove", {"ownership.free(": "str("}
+        "embedlog.group:Group._remove", {"ownership.free(txn, self.key, freed,": "dict("}
     ),
 }
 
