@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from support.forks import tell
 from support.mixed_group import KINDS, SERVER, MixedGroup
 from support.patience import patient
 from support.tiers import choose
@@ -18,8 +20,8 @@ VICTIMS = (*KINDS, SERVER)
 def new_group(tmp_path):
     with ExitStack() as stack:
 
-        def make(session_seconds: float) -> MixedGroup:
-            group = MixedGroup(tmp_path, int(patient(session_seconds) * 1000))
+        def make(session_seconds: float, **options: Any) -> MixedGroup:
+            group = MixedGroup(tmp_path, int(patient(session_seconds) * 1000), **options)
             stack.callback(group.close)
             return group
 
@@ -69,12 +71,12 @@ def test_members_of_all_kinds_and_the_server_are_killed(new_group, victim):
 
 
 def stop_for_long(group: MixedGroup, kinds: list[str], victim: str) -> None:
-    """Stop one until others have its partitions and have read on; then it goes on, too late."""
+    """Stop one until others have its partitions and have read on; then it commits, too late."""
     for kind in kinds:
         group.start(kind)
-    group.send(400)
     group.until_shared()
-    group.stop(victim)
+    group.send(400)
+    (group.stop if victim == SERVER else group.stop_before_it_commits)(victim)
     group.send(400)
     group.until_shared()
     group.until_consumed()
@@ -99,9 +101,19 @@ def test_members_of_all_kinds_and_the_server_are_stopped(new_group, victim):
 
 
 @pytest.mark.tier("all")
+def test_late_commits_that_are_taken_are_found(new_group):
+    """With a server that takes them."""
+    group = new_group(session_seconds=1, bug=True)
+    with pytest.raises(AssertionError, match=r"(commits|reads) .* after| became "):
+        stop_for_long(group, ["modern", "program"], "modern")
+
+
+@pytest.mark.tier("all")
 def test_whoever_is_killed_or_stopped_in_any_order(new_group):
     """Some for so short a time that they keep what they have."""
-    dice = random.Random(choose(all=1, nightly=time.time_ns()))
+    seed = choose(all=1, nightly=time.time_ns())
+    dice = random.Random(seed)
+    tell(f"seed {seed}")
     group, kinds = new_group(session_seconds=1), kinds_with("classic")
     for kind in kinds:
         group.start(kind)

@@ -16,8 +16,8 @@ def test_a_member_or_the_server_is_gone_for_long(tmp_path, victim, how):
     with closing(MixedGroup(tmp_path, int(patient(1) * 1000))) as group:
         for kind in (*JAVA_KINDS, "program", "modern"):
             group.start(kind)
-        group.send(400)
         group.until_shared()
+        group.send(400)
         (group.kill if how == "kill" else group.stop)(victim)
         group.send(400)
         group.until_shared()

@@ -1,6 +1,7 @@
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.time.Duration;
@@ -47,6 +48,7 @@ public final class MixedMember {
                         consumer.poll(Duration.ofMillis(100))) {
                     note(events, words[0], "read", record.partition(), record.offset());
                     long next = record.offset() + 1;
+                    stopIfTold(Path.of(words[4] + "-" + words[0]));
                     note(events, words[0], "commits", record.partition(), next);
                     TopicPartition partition = new TopicPartition(words[2], record.partition());
                     try {
@@ -58,6 +60,14 @@ public final class MixedMember {
                     }
                 }
             }
+        }
+    }
+
+    /** Stops this process (SIGSTOP), if there is a file that says so. */
+    private static void stopIfTold(Path flag) throws Exception {
+        if (Files.deleteIfExists(flag)) {
+            String pid = String.valueOf(ProcessHandle.current().pid());
+            new ProcessBuilder("kill", "-STOP", pid).start().waitFor();
         }
     }
 

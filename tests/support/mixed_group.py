@@ -21,8 +21,11 @@ from typing import Any
 import embedlog
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import CommitFailedError, EmbedlogError, LockTimeoutError
+from embedlog.group import Group
+from embedlog.groups import offsets
 from embedlog.record import TopicPartition
 from support.kafka_broker import java_command
+from support.mutants import Behaviour
 from support.patience import patient
 
 TOPIC, GROUP = "t", "g"
@@ -46,28 +49,45 @@ class Events:
 
     def __init__(self, path: str, name: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._name = name
+        self._name, self._flag = name, Path(f"{path}-{name}")
 
     def note(self, what: str, partition: int = 0, offset: int = 0) -> None:
         """Write one line, in one call."""
         os.write(self._file, f"{self._name} {what} {partition} {offset}\n".encode())
 
+    def stop_if_told(self) -> None:
+        """Stop this process (SIGSTOP), if there is a file that says so."""
+        if self._flag.exists():
+            self._flag.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
-def serve(log: str, port: str, session_ms: str) -> None:
+
+def serve(log: str, port: str, session_ms: str, bug: str = "") -> None:
     """Serve a log; clients are missed sooner than usual."""
     from embedlog.cli import main
     from embedlog.server import consumer_group_answers
 
     consumer_group_answers.SESSION_MS = int(session_ms)
+    if bug:
+        Behaviour("embedlog.server.remote_members:RemoteMembers.commit", _commit_always)()
     sys.exit(main(["serve", log, "--listen", f"127.0.0.1:{port}"]))
+
+
+def _commit_always(
+    self: Any, group: Group, member: str, instance: str | None, epoch: int, positions: Any
+) -> Any:
+    """A planted bug: who lost a partition commits it still."""
+    rows = group.encode(positions)
+    group.context.live.write(lambda txn: offsets.put(txn, group.key, rows))
+    return dict.fromkeys(positions)
 
 
 def consume(name: str, kind: str, place: str, events: str, session_ms: str) -> None:
     """Read and commit record by record."""
-    note = Events(events, name).note
+    notes = Events(events, name)
     if kind == "program":
         with embedlog.open(place) as log:
-            _read_log(log, note, int(session_ms))
+            _read_log(log, notes, int(session_ms))
     from confluent_kafka import Consumer, KafkaException
 
     options: dict[str, Any] = {"group.protocol": "consumer"}
@@ -92,16 +112,17 @@ def consume(name: str, kind: str, place: str, events: str, session_ms: str) -> N
         message = consumer.poll(0.1)
         if message is None or message.error():
             continue
-        note("read", message.partition(), message.offset())
-        note("commits", message.partition(), message.offset() + 1)
+        notes.note("read", message.partition(), message.offset())
+        notes.stop_if_told()
+        notes.note("commits", message.partition(), message.offset() + 1)
         try:
             consumer.commit(message=message, asynchronous=False)
-            note("committed", message.partition(), message.offset() + 1)
+            notes.note("committed", message.partition(), message.offset() + 1)
         except KafkaException:
             continue  # It lost the partition, or the server; the next one reads it again.
 
 
-def _read_log(log: Any, note: Any, session_ms: int) -> None:
+def _read_log(log: Any, notes: Events, session_ms: int) -> None:
     with log.consumer(
         TOPIC,
         group_id=GROUP,
@@ -115,13 +136,14 @@ def _read_log(log: Any, note: Any, session_ms: int) -> None:
         while True:
             for tp, records in consumer.poll(timeout_ms=100).items():
                 for record in records:
-                    note("read", tp.partition, record.offset)
-                    note("commits", tp.partition, record.offset + 1)
+                    notes.note("read", tp.partition, record.offset)
+                    notes.stop_if_told()
+                    notes.note("commits", tp.partition, record.offset + 1)
                     try:
                         consumer.commit({tp: embedlog.OffsetAndMetadata(record.offset + 1)})
                     except CommitFailedError:
                         continue
-                    note("committed", tp.partition, record.offset + 1)
+                    notes.note("committed", tp.partition, record.offset + 1)
 
 
 class MixedGroup:
@@ -131,10 +153,13 @@ class MixedGroup:
         directory: Where the log and the events are.
         session_ms: How long members may be silent.
         partitions: How many partitions the topic has.
+        bug: Whether the server takes commits of those who lost the partition.
     """
 
-    def __init__(self, directory: Path, session_ms: int, partitions: int = 4) -> None:
-        self._session = str(session_ms)
+    def __init__(
+        self, directory: Path, session_ms: int, partitions: int = 4, *, bug: bool = False
+    ) -> None:
+        self._session, self._bug = str(session_ms), ["bug"] if bug else []
         self.path, self._events = str(directory / "log"), directory / "events"
         self._stack = ExitStack()
         self.log = self._stack.enter_context(embedlog.open(self.path))
@@ -156,7 +181,7 @@ class MixedGroup:
         return child
 
     def _serve(self) -> subprocess.Popen[str]:
-        arguments = "serve", self.path, self._port, self._session
+        arguments = "serve", self.path, self._port, self._session, *self._bug
         server = self._child(*_PYTHON, *arguments, stdout=subprocess.PIPE)
         assert server.stdout is not None
         with server.stdout:
@@ -219,6 +244,20 @@ class MixedGroup:
                 time.sleep(0.01)
         self._stopped[name] = child
         self._note_silent(self._clients() if kind == SERVER else [name])
+
+    def stop_before_it_commits(self, kind: str) -> None:
+        """Let the first member of a kind stop when it has read a record; it commits too late."""
+        name = self._first(kind)
+        child = self.members.pop(name)
+        Path(f"{self._events}-{name}").touch()
+
+        def stops() -> bool:
+            self.send(self.count)
+            return os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG) is not None
+
+        self._until(stops)
+        self._stopped[name] = child
+        self._note_silent([name])
 
     def resume(self) -> None:
         """Let those go on that were stopped (SIGCONT)."""
