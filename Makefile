@@ -48,7 +48,8 @@ versions: .venv/.dev jar
 		done; \
 	done; exit $$failed
 
-# Mirrors from and to a Kafka broker, which is fetched from Maven Central; needs Java and Maven.
+# Mirrors from and to a Kafka broker, which is fetched from Maven Central, and groups with Java's
+# consumers; needs Java and Maven.
 test-kafka: .venv/.dev
 	$(PYTEST) --kafka tests/kafka $(ARGS)
 

@@ -9,7 +9,7 @@ from support import mutants
 HERE = Path(__file__).parent
 MODULES = [
     file
-    for folder in ("crash", "stress")
+    for folder in ("crash", "model", "stress")
     for file in sorted((HERE / folder).glob("test_*.py"))
     if "support.mutants" in file.read_text()
 ]

@@ -152,6 +152,15 @@ def test_a_static_member_comes_back(log, clients):
     assert generation(log) == number
 
 
+def test_a_static_member_that_died_is_replaced(log, clients, monkeypatch):
+    """Once its time is over, by whoever comes first: there may be no other member (M8, M13)."""
+    monkeypatch.setattr(consumer_group_answers, "SESSION_MS", SHORT)
+    assert clients(Modern, instance_id="one").join() == ALL
+    again = clients(Modern, instance_id="one")
+    time.sleep(2 * SHORT / 1000)
+    assert again.join() == ALL
+
+
 def test_a_pattern_follows_the_topics(log, clients):
     """It is one of RE2, of the whole name, and not of internal topics."""
     member = clients(Modern, subscribed_topic_names=None, subscribed_topic_regex=r"(?i)T\d?|no")
@@ -259,6 +268,19 @@ def test_a_classic_member_that_does_not_join_again_is_removed(log, clients):
         second.heartbeat()
         time.sleep(0.02)
     assert second.settle() == ALL
+
+
+def test_a_classic_member_that_was_removed_keeps_nothing(log, clients):
+    """What it has when it joins again may be another one's, which has read on (M29)."""
+    first, second = (clients(Classic, cooperative=True) for _ in range(2))
+    assert first.settle() == ALL
+    log.groups["g"].remove_members(first.id)
+    assert second.settle() == ALL
+    assert second.commit(9) == 0
+    second.leave()
+    assert first.join().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    first.has = set()
+    assert first.settle() == ALL
 
 
 # Groups of several kinds

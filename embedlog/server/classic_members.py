@@ -50,10 +50,11 @@ class ClassicMembers:
             member = f"{_prefix(instance or caller.client_id)}-{uuid4()}"
             if instance is None and caller.version >= REQUIRES_ID_SINCE:
                 raise MemberIdRequiredError(member)
-        elif instance is not None:
-            group.read().check_member(member, instance, group.name)
         said = subscription(request.protocols)
-        self._members.admit(group, self._info(member, request, caller, said))
+        # What a removed member still has may be another one's: it must give up all first.
+        comes_back = bool(request.member_id) and (instance is not None or bool(said.owned))
+        info = self._info(member, request, caller, said)
+        self._members.admit(group, info, comes_back=comes_back)
         infos = self._log.root.topics()
         owned = {
             PARTITION_KEY.pack(infos[topic].id, number)

@@ -116,7 +116,8 @@ class ConsumerGroupAnswers:
 
         def check(other: MemberInfo, session: MemberSession) -> None:
             is_modern = other.remote is not None and other.remote.protocol == MODERN
-            if is_modern and session.epoch != LEFT:
+            # One whose time is over may be there still: nobody else may look.
+            if is_modern and session.epoch != LEFT and session.deadline_ms > group.uptime():
                 raise ApiError(
                     ErrorCode.UNRELEASED_INSTANCE_ID,
                     f"The member {other.id} has the instance id {other.instance_id}",

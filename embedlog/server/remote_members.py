@@ -122,6 +122,8 @@ class RemoteMembers:
         group: Group,
         info: MemberInfo,
         check: Callable[[MemberInfo, MemberSession], None] = lambda *_: None,
+        *,
+        comes_back: bool = False,
     ) -> None:
         """Add a member, or change it; it replaces one with the same instance id.
 
@@ -129,14 +131,18 @@ class RemoteMembers:
             group: The group.
             info: The member.
             check: Raises if it may not replace a member.
+            comes_back: Whether it must be a member already.
 
         Raises:
             ApiError: Another kind of member has its id.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
             InconsistentGroupProtocolError: It has no assignor in common with the others, or the
                 group is one of another kind.
         """
 
         def step(txn: kv.Txn, document: Membership) -> MemberInfo | None:
+            if comes_back:
+                document.check_member(info.id, info.instance_id, group.name)
             before = document.members.get(info.id)
             if before is None:
                 for other in document.members.values():

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -87,12 +89,17 @@ class ModelMember:
 class GroupModel(RuleBasedStateMachine):
     """One group and its members, and what is expected of them."""
 
+    ids = ("embedlog.consumer.group_member.random_id",)
+    """What chooses the ids of members."""
+
     def __init__(self) -> None:
         super().__init__()
         # Members are ordered by id (M26): the same ones, so that a red example stays red.
         chance = random.Random(1)
-        self.ids = patch("uuid.uuid4", lambda: uuid.UUID(int=chance.getrandbits(128), version=4))
-        self.ids.start()
+        self.patches = ExitStack()
+        for where in self.ids:
+            new = patch(where, lambda: str(uuid.UUID(int=chance.getrandbits(128), version=4)))
+            self.patches.enter_context(new)
         self.path = tempfile.mkdtemp(prefix="embedlog-model-", dir=in_memory())
         self.root = open_root(f"{self.path}/root")
         self.uptime = Uptime()
@@ -190,20 +197,23 @@ class GroupModel(RuleBasedStateMachine):
             join(self.group, topics, assignors=names, instance_id=instance), list(topics)
         )
         self.players.append(player)
-        for replaced in replaced_ids:
-            self.owner = {
-                row: player.id if owner == replaced else owner for row, owner in self.owner.items()
-            }
-            self.epochs.update(
-                {
-                    row: self.epochs[row] + 1
-                    for row, owner in self.owner.items()
-                    if owner == player.id
-                }
-            )
-        self._removed(replaced_ids)
-        self.instance[player.id], self.wishes[player.id] = instance, (topics, names)
+        self._admitted(player.id, topics, names, instance, replaced_ids)
         self._lives(player)
+
+    def _admitted(
+        self,
+        id_: str,
+        topics: list[str],
+        names: list[str],
+        instance: str | None,
+        replaced: set[str],
+    ) -> None:
+        for row, owner in self.owner.items():
+            if owner in replaced:
+                self.owner[row] = id_
+                self.epochs[row] += 1
+        self._removed(replaced)
+        self.instance[id_], self.wishes[id_] = instance, (topics, names)
 
     def _fits(self, names: list[str], others: set[str]) -> bool:
         return bool(set(names).intersection(*(self.wishes[id_][1] for id_ in others)))
@@ -408,6 +418,10 @@ class GroupModel(RuleBasedStateMachine):
     def wait(self, ms: int, stopped: int) -> None:
         """Time passes; one may be stopped meanwhile, the others send heartbeats."""
         self.uptime.advance(ms)
+        self._beat(stopped)
+
+    def _beat(self, stopped: int | None = None) -> None:
+        """All send heartbeats, but for one."""
         for index, player in enumerate(self.players):
             if index != stopped and player.id in self.session:
                 player.member.heartbeat()
@@ -543,30 +557,30 @@ class GroupModel(RuleBasedStateMachine):
     @rule(patient=st.booleans())
     def complete_rebalance(self, patient: bool) -> None:
         """Once all members have followed, every subscribed partition has its owner (M22)."""
-        if patient:
-            self.uptime.advance(SESSION_MS)
-            for player in self.players:
-                if player.id in self.session:
-                    player.member.heartbeat()
-                    self._lives(player)
+        for _ in range(2 * patient):
+            self.uptime.advance(SESSION_MS // 2)
+            self._beat()
         self.remove_dead_members()
         self.group.check_topics()
         for player in list(self.players):
             self._is_out(player, player.member.heartbeat) or self._lives(player)
         for _ in range(10):
             before = self.group.version()
-            for player in list(self.players):
-                self._follow(player)
+            self._all_follow()
             if self.group.version() == before:
                 break
         else:
             raise AssertionError("the assignment keeps changing")
         self._check_rest()
 
+    def _all_follow(self) -> None:
+        for player in list(self.players):
+            self._follow(player)
+
     def _check_rest(self) -> None:
         group = self.group.read()
         topics = self.root.topics()
-        if not self.session or not self.players:
+        if not self.session.keys() - self.crashed:
             return
         assert group.target_is_current
         target = {tp: member for member, partitions in group.target.items() for tp in partitions}
@@ -638,20 +652,24 @@ class GroupModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if self.players:
-                self.complete_rebalance(True)
-            for player in self.players:
-                player.member.leave()
-            self.uptime.advance(2 * SESSION_MS)
-            self.group.remove_dead_members()
-            assert not self.group.read().members
-            left = [name for name in self.root.context.files.list("locks") if "member" in name]
-            assert left == [], "locks of members that have left"
-            assert healthy(self.root)
+            if sys.exc_info()[0] is None:  # Else it failed before.
+                self._finish()
         finally:
-            self.ids.stop()
+            self.patches.close()
             self.root.close()
             shutil.rmtree(self.path)
+
+    def _finish(self) -> None:
+        if self.session.keys() - self.crashed:
+            self.complete_rebalance(True)
+        for player in self.players:
+            player.member.leave()
+        self.uptime.advance(2 * SESSION_MS)
+        self.group.remove_dead_members()
+        assert not self.group.read().members
+        left = [name for name in self.root.context.files.list("locks") if "member" in name]
+        assert left == [], "locks of members that have left"
+        assert healthy(self.root)
 
 
 TestGroupModel = GroupModel.TestCase

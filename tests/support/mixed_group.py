@@ -1,7 +1,8 @@
 """One group of consumers in several programs: in Python, and clients of servers.
 
-Each child writes a line for each record that it has read, and for each offset whose commit was
-acknowledged, to the same file; what is written first happened first.  `check` reads it.
+Each child writes a line for each record that it has read, for each commit that it asks for, and
+for each that was acknowledged, to the same file; what is written first happened first.  `check`
+reads it.
 """
 
 from __future__ import annotations
@@ -18,42 +19,75 @@ from pathlib import Path
 from typing import Any
 
 import embedlog
-from embedlog.errors import CommitFailedError, EmbedlogError
+from embedlog.consumer.open_group import open_group
+from embedlog.errors import CommitFailedError, EmbedlogError, LockTimeoutError
+from embedlog.group import Group
+from embedlog.groups import offsets
+from embedlog.record import TopicPartition
+from support.kafka_broker import java_command
+from support.mutants import Behaviour
 from support.patience import patient
 
 TOPIC, GROUP = "t", "g"
 KINDS = ("program", "classic", "cooperative", "modern")
+JAVA_KINDS = {"java": "consumer", "java-classic": "classic"}
+"""Members with Kafka's own client, and their protocols."""
+SERVER = "server"
+_JAVA_PROGRAM = Path(__file__).with_name("MixedMember.java")
+
+
+_PYTHON = [sys.executable, "-m", "support.mixed_group"]
 
 
 class Events:
-    """The file that all members write to."""
+    """The file that all members write to.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: The file.
+        name: The member that writes.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._name, self._flag = name, Path(f"{path}-{name}")
 
-    def note(self, what: str, partition: int, offset: int) -> None:
+    def note(self, what: str, partition: int = 0, offset: int = 0) -> None:
         """Write one line, in one call."""
-        os.write(self._file, f"{what} {partition} {offset}\n".encode())
+        os.write(self._file, f"{self._name} {what} {partition} {offset}\n".encode())
+
+    def stop_if_told(self) -> None:
+        """Stop this process (SIGSTOP), if there is a file that says so."""
+        if self._flag.exists():
+            self._flag.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def serve(log: str, port: str, session_ms: str) -> None:
+def serve(log: str, port: str, session_ms: str, bug: str = "") -> None:
     """Serve a log; clients are missed sooner than usual."""
     from embedlog.cli import main
     from embedlog.server import consumer_group_answers
 
     consumer_group_answers.SESSION_MS = int(session_ms)
+    if bug:
+        Behaviour("embedlog.server.remote_members:RemoteMembers.commit", _commit_always)()
     sys.exit(main(["serve", log, "--listen", f"127.0.0.1:{port}"]))
 
 
-def consume(kind: str, place: str, events: str, session_ms: str) -> None:
-    """Read and commit record by record, until SIGTERM."""
-    going = [True]
-    signal.signal(signal.SIGTERM, lambda *_: going.clear())
-    note = Events(events).note
+def _commit_always(
+    self: Any, group: Group, member: str, instance: str | None, epoch: int, positions: Any
+) -> Any:
+    """A planted bug: who lost a partition commits it still."""
+    rows = group.encode(positions)
+    group.context.live.write(lambda txn: offsets.put(txn, group.key, rows))
+    return dict.fromkeys(positions)
+
+
+def consume(name: str, kind: str, place: str, events: str, session_ms: str) -> None:
+    """Read and commit record by record."""
+    notes = Events(events, name)
     if kind == "program":
         with embedlog.open(place) as log:
-            _read_log(log, going, note, int(session_ms))
-        return
+            _read_log(log, notes, int(session_ms))
     from confluent_kafka import Consumer, KafkaException
 
     options: dict[str, Any] = {"group.protocol": "consumer"}
@@ -74,20 +108,21 @@ def consume(kind: str, place: str, events: str, session_ms: str) -> None:
         }
     )
     consumer.subscribe([TOPIC])
-    while going:
+    while True:
         message = consumer.poll(0.1)
         if message is None or message.error():
             continue
-        note("read", message.partition(), message.offset())
+        notes.note("read", message.partition(), message.offset())
+        notes.stop_if_told()
+        notes.note("commits", message.partition(), message.offset() + 1)
         try:
             consumer.commit(message=message, asynchronous=False)
-            note("committed", message.partition(), message.offset() + 1)
+            notes.note("committed", message.partition(), message.offset() + 1)
         except KafkaException:
             continue  # It lost the partition, or the server; the next one reads it again.
-    consumer.close()
 
 
-def _read_log(log: Any, going: list[bool], note: Any, session_ms: int) -> None:
+def _read_log(log: Any, notes: Events, session_ms: int) -> None:
     with log.consumer(
         TOPIC,
         group_id=GROUP,
@@ -98,18 +133,17 @@ def _read_log(log: Any, going: list[bool], note: Any, session_ms: int) -> None:
         max_poll_records=1,
         partition_assignment_strategy=["cooperative-sticky", "range"],
     ) as consumer:
-        while going:
-            for records in consumer.poll(timeout_ms=100).values():
+        while True:
+            for tp, records in consumer.poll(timeout_ms=100).items():
                 for record in records:
-                    note("read", record.partition, record.offset)
-            try:
-                consumer.commit()
-            except CommitFailedError:
-                continue
-            for tp in consumer.assignment():
-                position = consumer.committed(tp)
-                if position is not None:
-                    note("committed", tp.partition, position)
+                    notes.note("read", tp.partition, record.offset)
+                    notes.stop_if_told()
+                    notes.note("commits", tp.partition, record.offset + 1)
+                    try:
+                        consumer.commit({tp: embedlog.OffsetAndMetadata(record.offset + 1)})
+                    except CommitFailedError:
+                        continue
+                    notes.note("committed", tp.partition, record.offset + 1)
 
 
 class MixedGroup:
@@ -119,28 +153,36 @@ class MixedGroup:
         directory: Where the log and the events are.
         session_ms: How long members may be silent.
         partitions: How many partitions the topic has.
+        bug: Whether the server takes commits of those who lost the partition.
     """
 
-    def __init__(self, directory: Path, session_ms: int, partitions: int = 4) -> None:
-        self._session = str(session_ms)
+    def __init__(
+        self, directory: Path, session_ms: int, partitions: int = 4, *, bug: bool = False
+    ) -> None:
+        self._session, self._bug = str(session_ms), ["bug"] if bug else []
         self.path, self._events = str(directory / "log"), directory / "events"
         self._stack = ExitStack()
         self.log = self._stack.enter_context(embedlog.open(self.path))
         self.log.create_topic(TOPIC, partitions)
         self.count, self._sent = partitions, 0
+        self._seen = {TopicPartition(TOPIC, number): 0 for number in range(partitions)}
+        """The last commits that were seen."""
         self._port = "0"
         self.server = self._serve()
         self.members: dict[str, subprocess.Popen[str]] = {}
+        """Those that run."""
+        self._stopped: dict[str, subprocess.Popen[str]] = {}
+        self._started = 0
 
-    def _child(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "support.mixed_group", *arguments]
+    def _child(self, *command: str, **options: Any) -> subprocess.Popen[str]:
         child = subprocess.Popen(command, cwd=Path(__file__).parents[1], text=True, **options)
         self._stack.callback(child.wait)
         self._stack.callback(child.kill)
         return child
 
     def _serve(self) -> subprocess.Popen[str]:
-        server = self._child("serve", self.path, self._port, self._session, stdout=subprocess.PIPE)
+        arguments = "serve", self.path, self._port, self._session, *self._bug
+        server = self._child(*_PYTHON, *arguments, stdout=subprocess.PIPE)
         assert server.stdout is not None
         with server.stdout:
             line = server.stdout.readline()
@@ -148,24 +190,82 @@ class MixedGroup:
         self._port = line.split()[-1].rpartition(":")[2]
         return server
 
-    def restart_server(self) -> None:
-        """Kill the server (SIGKILL), and start another one at its address."""
-        self.server.kill()
-        self.server.wait()
-        self.server = self._serve()
-
     def start(self, kind: str) -> None:
         """Start a member."""
-        place = self.path if kind == "program" else f"127.0.0.1:{self._port}"
-        name = f"{kind}-{len(self.members)}"
-        self.members[name] = self._child("consume", kind, place, str(self._events), self._session)
+        address = f"127.0.0.1:{self._port}"
+        self._started += 1
+        name, events = f"{kind}-{self._started}", str(self._events)
+        if kind in JAVA_KINDS:
+            arguments = name, address, TOPIC, GROUP, events, JAVA_KINDS[kind], self._session
+            command = [*java_command(), str(_JAVA_PROGRAM), *arguments]
+        else:
+            place = self.path if kind == "program" else address
+            command = [*_PYTHON, "consume", name, kind, place, events, self._session]
+        self.members[name] = self._child(*command)
 
     def kill(self, kind: str) -> None:
-        """Kill the first member of a kind (SIGKILL)."""
-        name = next(name for name in self.members if name.startswith(kind))
-        member = self.members.pop(name)
+        """Kill the first member of a kind, or the server (SIGKILL); another server is started."""
+        if kind == SERVER:
+            self.server.kill()
+            self.server.wait()
+            self._note_silent(self._clients())
+            self.server = self._serve()
+            return
+        member = self.members.pop(self._first(kind))
         member.kill()
         member.wait()
+
+    def _first(self, kind: str) -> str:
+        return next(name for name in self.members if name.rpartition("-")[0] == kind)
+
+    def _clients(self) -> list[str]:
+        return [name for name in self.members if not name.startswith("program")]
+
+    def _note_silent(self, names: list[str]) -> None:
+        """Note that others may have the partitions of members from now on."""
+        for name in names:
+            Events(str(self._events), name).note("silent")
+
+    def stop(self, kind: str) -> None:
+        """Stop the first member of a kind, or the server (SIGSTOP), but not in a write to the log.
+
+        All would wait for that one (P16).
+        """
+        name = kind if kind == SERVER else self._first(kind)
+        child = self.server if kind == SERVER else self.members.pop(name)
+        while True:
+            child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            try:
+                self.log.root.context.live.write(lambda txn: None, timeout=0.2)
+                break
+            except LockTimeoutError:
+                child.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+        self._stopped[name] = child
+        self._note_silent(self._clients() if kind == SERVER else [name])
+
+    def stop_before_it_commits(self, kind: str) -> None:
+        """Let the first member of a kind stop when it has read a record; it commits too late."""
+        name = self._first(kind)
+        child = self.members.pop(name)
+        Path(f"{self._events}-{name}").touch()
+
+        def stops() -> bool:
+            self.send(self.count)
+            return os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG) is not None
+
+        self._until(stops)
+        self._stopped[name] = child
+        self._note_silent([name])
+
+    def resume(self) -> None:
+        """Let those go on that were stopped (SIGCONT)."""
+        for name, child in self._stopped.items():
+            child.send_signal(signal.SIGCONT)
+            if name != SERVER:
+                self.members[name] = child
+        self._stopped.clear()
 
     def send(self, count: int) -> None:
         """Append records to all partitions."""
@@ -175,13 +275,14 @@ class MixedGroup:
         self._sent += count
 
     def until_shared(self) -> None:
-        """Wait until each of the living members owns a partition, and all are owned."""
+        """Wait until each of the members that can owns a partition, and all are owned."""
         self._until(self._is_shared)
 
     def _is_shared(self) -> bool:
         members = self.log.groups[GROUP].members()
         owned = [len(member.partitions) for member in members]
-        return len(owned) == len(self.members) and min(owned) > 0 and sum(owned) == self.count
+        able = len(self.members) - (len(self._clients()) if SERVER in self._stopped else 0)
+        return len(owned) == able and min(owned) > 0 and sum(owned) == self.count
 
     def until_consumed(self) -> None:
         """Wait until the group has committed the end of each partition."""
@@ -193,31 +294,64 @@ class MixedGroup:
     def _until(self, done: Any) -> None:
         deadline = time.monotonic() + patient(40)
         while not _holds(done):
+            self._watch()
             state = self.log.groups[GROUP]
             assert time.monotonic() < deadline, repr(state)
             time.sleep(0.02)
+
+    def _watch(self) -> None:
+        """Check that no commit moved back since the last look."""
+        found = open_group(self.log.root, GROUP).committed(self._seen)
+        for partition, row in found.items():
+            offset = 0 if row is None else row.position.offset
+            assert offset >= self._seen[partition], f"{partition}: {self._seen} became {offset}"
+            self._seen[partition] = offset
 
     def generation(self) -> int:
         """Return the number of rebalances."""
         return int(self.log.groups[GROUP].describe().generation)
 
     def check(self) -> None:
-        """Check that every record was read, and none after its offset was committed."""
+        """Check that every record was read, and none after its offset was committed.
+
+        Nor is any offset committed by one who lost the partition: it would move back.
+        """
         read: dict[int, set[int]] = defaultdict(set)
         committed: dict[int, int] = defaultdict(int)
-        for what, partition, offset in self._lines():
-            if what == "read":
-                # Whoever reads earlier ones began before that, or a commit was lost.
-                assert offset >= committed[partition], (partition, offset, committed[partition])
+        asked: dict[tuple[str, int], int] = {}
+        """What was committed when a member asked to commit."""
+        following: dict[tuple[str, int], int] = {}
+        silent: dict[str, dict[int, int]] = {}
+        """What was committed before a member was silent, until it commits again: it may have
+        begun to read before, and not know that others have its partitions."""
+        for name, what, partition, offset in self._lines():
+            place = name, partition
+            if what == "silent":
+                silent[name] = dict(committed)
+                asked = {each: known for each, known in asked.items() if each[0] != name}
+            elif what == "read":
+                known = silent.get(name, committed).get(partition, 0)
+                if offset != following.get(place):
+                    assert offset >= known, f"{name} reads {place} at {offset} after {known}"
+                following[place] = offset + 1
                 read[partition].add(offset)
+            elif what == "commits":
+                asked[place] = committed[partition]
             else:
+                if place in asked:
+                    known = asked.pop(place)
+                    assert offset >= known, f"{name} commits {place} at {offset} after {known}"
+                    silent.pop(name, None)
                 committed[partition] = max(committed[partition], offset)
+        for partition in range(self.count):
+            count = self.log.root.partition(TOPIC, partition).end_offset()
+            assert read[partition] == set(range(count)), f"of {partition} some were not read"
         assert sum(map(len, read.values())) == self._sent
 
-    def _lines(self) -> Iterator[tuple[str, int, int]]:
+    def _lines(self) -> Iterator[tuple[str, str, int, int]]:
         for line in self._events.read_text(encoding="ascii").splitlines():
-            what, partition, offset = line.split()
-            yield what, int(partition), int(offset)
+            name, what, partition, offset = line.split()
+            yield name, what, int(partition), int(offset)
 
     def close(self) -> None:
         """Kill all, and close the log."""

@@ -1,4 +1,5 @@
-"""A client of Kafka's protocol that sends any version of any request, and bytes that are none."""
+"""Clients of Kafka's protocol: on a connection, with any version of any request, and bytes that are
+none; and without one, which ask a server in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ import socket
 import struct
 from typing import Any, Self
 
+from embedlog.api import Log
 from embedlog.server import protocol
+from embedlog.server.answers import Answers, Caller
+from embedlog.server.classic_groups import ClassicGroups
+from embedlog.server.consumer_group_answers import ConsumerGroupAnswers
+from embedlog.server.error_codes import ErrorCode
+from embedlog.server.group_answers import GroupAnswers
+from embedlog.server.remote_members import RemoteMembers
 from support.patience import patient
 
 
@@ -77,3 +85,53 @@ class WireClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class DirectServer:
+    """What a server knows of groups, without threads and sockets.
+
+    Args:
+        log: The log.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.answers, self.members = Answers(log), RemoteMembers(log)
+        self.groups = ClassicGroups(self.members.claim)
+
+    def connect(self) -> DirectClient:
+        """Return a client that asks it."""
+        return DirectClient(self)
+
+
+class DirectClient:
+    """Asks about groups and topics as on a connection, and has the answer when a call returns.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: DirectServer) -> None:
+        of_groups = server.answers, server.groups, server.members
+        self._parts = GroupAnswers(*of_groups), ConsumerGroupAnswers(*of_groups), server.answers
+        self.loses = ""
+        """The API whose next answer does not reach the client."""
+
+    def ask(self, api: str, version: int, **fields: Any) -> Any:
+        """Send a request, and return the answer.
+
+        Raises:
+            ConnectionError: The request was answered, but the answer is lost.
+        """
+        names, data = f"{api}Request", protocol.encode(f"{api}Request", version, fields)
+        name = protocol.snake_case(api)
+        part = next(each for each in self._parts if hasattr(each, name))
+        caller = Caller("127.0.0.1", 1, 0, "test", "127.0.0.1", version)
+        answer = getattr(part, name)(protocol.decode(names, version, data), caller)
+        # Who is only told its id has not joined.
+        if api == self.loses and answer.get("error_code") != ErrorCode.MEMBER_ID_REQUIRED:
+            raise ConnectionError("the answer is lost")
+        names = f"{api}Response"
+        return protocol.decode(names, version, protocol.encode(names, version, answer))
+
+    def close(self) -> None:
+        """End as a connection would: nothing is known of it."""

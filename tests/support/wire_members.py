@@ -9,11 +9,13 @@ from uuid import UUID, uuid4
 from embedlog.record import TopicPartition
 from embedlog.server.error_codes import ErrorCode
 from embedlog.server.protocol import decode, encode
-from support.wire_client import WireClient
+from support.wire_client import DirectClient, WireClient
 
 LONG = 1_000_000
 """A timeout in ms that no test waits for."""
 Partitions = set[TopicPartition]
+Server = str | DirectClient
+"""The address of a server, or a client that asks one in this process."""
 
 
 def partitions(*numbers: int, topic: str = "t") -> Partitions:
@@ -25,13 +27,13 @@ class Modern:
     """A client with ``group.protocol=consumer``: what it has, and its epoch.
 
     Args:
-        address: The address of a server.
+        server: Whom it asks.
         topics: What it subscribes to.
         fields: Other fields of its first heartbeat.
     """
 
-    def __init__(self, address: str, *topics: str, group: str = "g", **fields: Any) -> None:
-        self.client, self.group = WireClient(address), group
+    def __init__(self, server: Server, *topics: str, group: str = "g", **fields: Any) -> None:
+        self.client, self.group = _connected(server), group
         self.id, self.epoch = str(uuid4()), 0
         self.instance: str | None = fields.pop("instance_id", None)
         self.joining = {
@@ -110,7 +112,7 @@ class Classic:
     """A client that joins and syncs: what it has, and its generation.
 
     Args:
-        address: The address of a server.
+        server: Whom it asks.
         topics: What it subscribes to.
         cooperative: Whether it keeps its partitions when it joins again.
         options: Fields of its requests to join.
@@ -118,14 +120,14 @@ class Classic:
 
     def __init__(
         self,
-        address: str,
+        server: Server,
         *topics: str,
         group: str = "g",
         cooperative: bool = False,
         instance: str | None = None,
         **options: Any,
     ) -> None:
-        self.client, self.group = WireClient(address), group
+        self.client, self.group = _connected(server), group
         self.id, self.generation, self.instance = "", -1, instance
         self.topics, self.cooperative = topics, cooperative
         self.options = {"session_timeout_ms": LONG, "rebalance_timeout_ms": LONG, **options}
@@ -197,13 +199,25 @@ class Classic:
         self.client.close()
 
 
+def _connected(server: Server) -> WireClient | DirectClient:
+    return WireClient(server) if isinstance(server, str) else server
+
+
 def commit(
-    client: WireClient, group: str, member: str, epoch: int, offset: int, number: int, **fields: Any
+    client: WireClient | DirectClient,
+    group: str,
+    member: str,
+    epoch: int,
+    offset: int,
+    number: int,
+    *,
+    topic: str = "t",
+    **fields: Any,
 ) -> int:
-    """Commit an offset of the topic ``t``, and return the code."""
+    """Commit an offset, and return the code."""
     part = {"partition_index": number, "committed_offset": offset}
     who = {"generation_id_or_member_epoch": epoch, "member_id": member, **fields}
-    topics = [{"name": "t", "partitions": [part]}]
+    topics = [{"name": topic, "partitions": [part]}]
     answer = client.ask("OffsetCommit", 9, group_id=group, topics=topics, **who)
     return int(answer.topics[0].partitions[0].error_code)
 
