@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from embedlog.consumer.open_group import open_group
+from embedlog.errors import GroupIdNotFoundError
+from embedlog.group import Group
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
@@ -151,7 +154,7 @@ class TransactionAnswers:
         positions, outcomes = self._positions(request)
 
         def add() -> None:
-            member = self._committer(request)
+            member = self._committer(request, positions)
             identity, version = (request.producer_id, request.producer_epoch), caller.version
             self._transactions.add_offsets(
                 request.transactional_id, identity, positions, member, version
@@ -204,7 +207,9 @@ class TransactionAnswers:
                     positions[partition] = position
         return positions, outcomes
 
-    def _committer(self, request: Any) -> ConsumerGroupMetadata:
+    def _committer(
+        self, request: Any, positions: Collection[TopicPartition]
+    ) -> ConsumerGroupMetadata:
         """Return who commits, as the log checks it at the commit.
 
         Raises:
@@ -214,6 +219,8 @@ class TransactionAnswers:
         group, instance = request.group_id, request.group_instance_id
         if self._groups.find(group) is None:
             of_log = self._members.group(group)
+            if generation < 0 and not member and instance is None:
+                return _owner(of_log, positions)
             info = of_log.read().members.get(member) if member else None
             if info is not None and info.remote is not None:
                 self._members.check_reader(of_log, member, generation)
@@ -223,7 +230,6 @@ class TransactionAnswers:
             if generation >= 0:
                 raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"The group {group} has no members")
         elif generation >= 0 or member or instance is not None:
-            # Clients before KIP-447 do not say who they are.
             try:
                 self._groups.check_committer(_OffsetCommit(group, generation, member, instance))
             except ApiError as error:
@@ -303,3 +309,16 @@ class TransactionAnswers:
                 for name in request.transactional_ids
             ]
         }
+
+
+def _owner(group: Group, partitions: Collection[TopicPartition]) -> ConsumerGroupMetadata:
+    """Return who commits if it does not say so, as clients before KIP-447: who has the partitions.
+
+    The commit checks that it has them still.
+    """
+    with suppress(GroupIdNotFoundError):
+        seen = group.snapshot()
+        owners = {seen.owners.get(each, "") for each in partitions}
+        if len(owners) == 1 and any(owners):
+            return ConsumerGroupMetadata(group.name, seen.generation, *owners)
+    return ConsumerGroupMetadata(group.name)
