@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -210,6 +211,43 @@ def put(url: str, fields: dict[str, Any]) -> bool:
             return True
     except OSError:
         return False  # It is about to start.
+
+
+def test_kafkas_own_tools(embedlog_log, kafka_server):
+    """They say what they say on a broker, and Python has what they did."""
+    for tool, arguments, said in TOOLS:
+        server = ("--bootstrap-server", kafka_server.bootstrap_servers)
+        command = [*java_command(), f"org.apache.kafka.tools.{tool}", *server, *arguments.split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(said, done.stdout), (tool, arguments, done.stdout)
+    assert count_of(embedlog_log, "t") == 1100
+    lags = {group: sum(embedlog_log.groups[group].lag().values()) for group in ("v", "c")}
+    assert lags == {"v": 1100, "c": 0}
+
+
+GROUPS = "consumer.group.ConsumerGroupCommand"
+TOOLS = (
+    ("TopicCommand", "--create --topic t --partitions 2 --config retention.ms=7200", "Created"),
+    ("TopicCommand", "--describe --topic t", r"PartitionCount: 2.*retention\.ms=7200"),
+    (
+        "ProducerPerformance",
+        "--topic t --num-records 1000 --record-size 50 --throughput -1",
+        "1000 records sent",
+    ),
+    ("VerifiableProducer", "--topic t --max-messages 100", '"acked":100'),
+    ("GetOffsetShell", "--topic t", r"t:0:\d+\nt:1:\d+"),
+    ("ConsumerPerformance", "--topic t --group p --num-records 1100", r"\b1100\b"),
+    ("VerifiableConsumer", "--topic t --group-id c --max-messages 1100", "shutdown_complete"),
+    (
+        "VerifiableConsumer",
+        "--topic t --group-id v --max-messages 1100 --group-protocol consumer",
+        "shutdown_complete",
+    ),
+    (GROUPS, "--describe --group v", r"v +t +0 +(\d+) +\1 +0 "),
+    (GROUPS, "--reset-offsets --to-earliest --group v --topic t --execute", r"v +t +1 +0"),
+)
+"""Their arguments, and what they print."""
 
 
 def test_sparks_own_connector_and_format_embedlog_read_what_the_other_wrote(
