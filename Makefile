@@ -13,7 +13,7 @@ EXTRAS = aiokafka avro confluent-kafka demo fsspec kafka kafka-python openteleme
 # What `make versions` runs in.
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests kafka-suite check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types kafka-messages clean
+.PHONY: quick test test-all nightly lowest versions test-kafka kafka-python-tests aiokafka-tests kafka-suite clients check lint wheel jar spark-versions engines bench demo docs docs-tables keep-roots option-types kafka-messages clean
 
 # The tests start Python hundreds of times; without bytecode each compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -64,6 +64,11 @@ aiokafka-tests: .venv/.dev
 # Kafka's own integration tests, fetched from Maven Central and run on `embedlog serve`.
 kafka-suite: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/kafka_suite.py $(ARGS)
+
+# Clients and frameworks in other languages, fetched from their registries and run on the server;
+# needs Node, Go, Java and Maven.  `make test-all` runs them, too.
+clients: .venv/.dev jar .venv/spark-4.2
+	$(PYTEST) --tier=all tests/test_server_clients.py tests/test_server_frameworks.py $(ARGS)
 
 check: lint test wheel
 

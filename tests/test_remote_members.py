@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.patience import patient
 from support.tiers import choose
-from support.wire_members import Classic, Modern, Partitions, partitions
+from support.wire_members import Classic, Modern, Partitions, partitions, subscription
 
 import embedlog
 from embedlog.errors import InconsistentGroupProtocolError
@@ -281,6 +281,22 @@ def test_a_classic_member_that_was_removed_keeps_nothing(log, clients):
     assert first.join().error_code == ErrorCode.UNKNOWN_MEMBER_ID
     first.has = set()
     assert first.settle() == ALL
+
+
+def test_kafkajs_has_a_name_of_its_own_for_round_robin(log, clients):
+    """Its members and programs share a group, too."""
+    protocols = [{"name": "RoundRobinAssigner", "metadata": subscription(("t",), set())}]
+    member = clients(Classic, protocols=protocols)
+    answer = member.join()
+    assert (answer.leader, answer.protocol_name) == ("", "RoundRobinAssigner")
+    assert member.sync() == 0
+    assert member.has == ALL
+    options = {"group_id": "g", "partition_assignment_strategy": ["roundrobin"]}
+    with log.consumer("t", **options) as consumer:
+        consumer.poll(timeout_ms=0)
+        member.settle()
+        consumer.poll(timeout_ms=0)
+        assert len(member.has) == len(consumer.assignment()) == 2
 
 
 # Groups of several kinds

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -521,6 +521,23 @@ def test_a_member_on_the_wire_commits_in_a_transaction(
         assert unknown in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
         assert producer.send_offset(4, **who) == 0
         assert producer.end() == 0
+    assert (values(log), committed(log)) == ([b"x"], 4)
+
+
+def test_who_does_not_say_who_it_is_commits_as_the_owner(log, new_producer, kafka_server):
+    """As clients before KIP-447 do; if the partition moved meanwhile, it must abort."""
+    producer = new_producer()
+    producer.init()
+    with closing(Classic(kafka_server.bootstrap_servers, "in")) as member:
+        member.settle()
+        for value, offset in ((b"x", 4), (b"y", 5)):
+            producer.begin(value)
+            assert producer.send_offset(offset) == 0
+            if offset == 5:
+                member.leave()
+            code = producer.end()
+            assert code == (0 if offset == 4 else ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    assert producer.end(committed=False) == 0
     assert (values(log), committed(log)) == ([b"x"], 4)
 
 

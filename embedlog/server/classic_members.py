@@ -22,6 +22,8 @@ from embedlog.server.subscriptions import Subscription, check_member_id, remote_
 
 PROTOCOL = "consumer"
 """The protocol type of consumers."""
+_ASSIGNORS = {**{name: name for name in BUILT_IN}, "RoundRobinAssigner": "roundrobin"}
+"""The assignors of clients, and their names in Kafka; kafkajs has one of its own."""
 
 
 class ClassicMembers:
@@ -67,7 +69,7 @@ class ClassicMembers:
         return {
             "generation_id": step.epoch,
             "protocol_type": PROTOCOL,
-            "protocol_name": chosen if chosen in names else names[0],
+            "protocol_name": next((n for n in names if _ASSIGNORS.get(n) == chosen), names[0]),
             "leader": "",
             "member_id": member,
             "members": [],
@@ -83,7 +85,9 @@ class ClassicMembers:
         return remote_info(
             *(member, request.group_instance_id, client),
             topics=said.topics,
-            assignors=[each.name for each in request.protocols if each.name in BUILT_IN],
+            assignors=[
+                _ASSIGNORS[each.name] for each in request.protocols if each.name in _ASSIGNORS
+            ],
             client_id=caller.client_id,
             session_ms=request.session_timeout_ms,
             joined_ms=self._log.root.clock(),
@@ -158,7 +162,7 @@ def may_be_assigned(request: Any, *, only: bool) -> bool:
         only: Whether it must know all of them.
     """
     names = {each.name for each in request.protocols}
-    known = names & BUILT_IN.keys()
+    known = names & _ASSIGNORS.keys()
     if request.protocol_type != PROTOCOL or not known or (only and names != known):
         return False
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from embedlog.consumer.open_group import open_group
+from embedlog.errors import GroupIdNotFoundError
+from embedlog.group import Group
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.classic_groups import ClassicGroups
@@ -153,7 +156,7 @@ class TransactionAnswers:
         positions, outcomes = self._positions(request)
 
         def add() -> None:
-            member = self._committer(request)
+            member = self._committer(request, positions)
             identity, version = (request.producer_id, request.producer_epoch), caller.version
             self._transactions.add_offsets(
                 request.transactional_id, identity, positions, member, version
@@ -206,7 +209,9 @@ class TransactionAnswers:
                     positions[partition] = position
         return positions, outcomes
 
-    def _committer(self, request: Any) -> ConsumerGroupMetadata:
+    def _committer(
+        self, request: Any, positions: Collection[TopicPartition]
+    ) -> ConsumerGroupMetadata:
         """Return who commits, as the log checks it at the commit.
 
         Raises:
@@ -218,10 +223,12 @@ class TransactionAnswers:
         is_named = generation >= 0 or bool(member) or instance is not None
         if self._groups.find(group) is None:
             of_log = self._members.group(group)
+            if not is_named:
+                return _owner(of_log, positions)
             members = of_log.read().members
             is_kept = any(each.stands_for_others for each in members.values())
             who = group, generation, member, instance
-            if is_named and is_kept and self._workers.check_committer(*who):
+            if is_kept and self._workers.check_committer(*who):
                 return ConsumerGroupMetadata(group)
             info = members.get(member) if member else None
             if info is not None and info.remote is not None:
@@ -316,3 +323,16 @@ class TransactionAnswers:
                 for name in request.transactional_ids
             ]
         }
+
+
+def _owner(group: Group, partitions: Collection[TopicPartition]) -> ConsumerGroupMetadata:
+    """Return who commits if it does not say so, as clients before KIP-447: who has the partitions.
+
+    The commit checks that it has them still.
+    """
+    with suppress(GroupIdNotFoundError):
+        seen = group.snapshot()
+        owners = {seen.owners.get(each, "") for each in partitions}
+        if len(owners) == 1 and any(owners):
+            return ConsumerGroupMetadata(group.name, seen.generation, *owners)
+    return ConsumerGroupMetadata(group.name)

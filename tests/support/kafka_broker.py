@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -14,18 +14,8 @@ from time import monotonic, sleep
 import pytest
 
 VERSION = "4.4.0"
-JARS = Path(gettempdir()) / f"embedlog-tests-kafka-{VERSION}"
-"""Kafka and what it needs, 100 MB; they are fetched once."""
-POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion><groupId>embedlog</groupId>
-<artifactId>broker</artifactId><version>1</version>
-<dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
-<version>{VERSION}</version></dependency>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>
-<version>{VERSION}</version></dependency>
-</dependencies></project>
-"""
+BROKER = tuple(f"org.apache.kafka:{name}:{VERSION}" for name in ("kafka_2.13", "kafka-tools"))
+"""Kafka and its tools in Maven Central, with what they need 100 MB."""
 SETTINGS = """
 process.roles=broker,controller
 node.id=1
@@ -55,34 +45,53 @@ log.retention.ms=-1
 """
 
 
-def java_command() -> list[str]:
+def java_command(name: str = f"kafka-{VERSION}", artifacts: Sequence[str] = BROKER) -> list[str]:
     """Return the command that runs a Java program with Kafka on its class path, or skip the test.
 
     The program does not outlive this process.
+
+    Args:
+        name: A name for what is on the class path.
+        artifacts: What that is, as ``group:artifact:version``.
     """
-    java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{_jars()}/*"]
+    java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{jars(name, artifacts)}/*"]
     return ["setpriv", "--pdeathsig", "KILL", *java] if shutil.which("setpriv") else java
 
 
-def _jars() -> Path:
+def jars(name: str, artifacts: Sequence[str]) -> Path:
+    """Return a directory with jars and what they need, fetched once; or skip the test."""
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool}")
-    if not JARS.exists():
-        with TemporaryDirectory(dir=JARS.parent) as directory:
-            (Path(directory) / "pom.xml").write_text(POM)
+    there = Path(gettempdir()) / f"embedlog-tests-{name}"
+    if not there.exists():
+        with TemporaryDirectory(dir=there.parent) as directory:
+            (Path(directory) / "pom.xml").write_text(_pom(artifacts))
             copy = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
             command = [*copy, f"-DoutputDirectory={directory}/jars"]
             maven = subprocess.run(command, cwd=directory, capture_output=True, text=True)
             if maven.returncode:
-                pytest.skip(f"Maven does not bring Kafka: {maven.stdout[-300:]}")
+                pytest.skip(f"Maven does not bring {name}: {maven.stdout[:500]}")
             # Another run may have done the same meanwhile.
-            if not JARS.exists():
-                (Path(directory) / "jars").rename(JARS)
-    return JARS
+            if not there.exists():
+                (Path(directory) / "jars").rename(there)
+    return there
 
 
-def _free_ports(count: int) -> list[int]:
+def _pom(artifacts: Sequence[str]) -> str:
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version></dependency>"
+        for group, artifact, version in (each.split(":") for each in artifacts)
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>embedlog</groupId><artifactId>jars</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listening.getsockname()[1] for listening in sockets]
     for listening in sockets:
@@ -101,7 +110,7 @@ class KafkaBroker:
     def __init__(self, directory: Path, seconds: float) -> None:
         self._java = java_command()
         self._directory, self._seconds = directory, seconds
-        self._port, controller = _free_ports(2)
+        self._port, controller = free_ports(2)
         self.address = f"127.0.0.1:{self._port}"
         self._settings = directory / "server.properties"
         self._settings.write_text(

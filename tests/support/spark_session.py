@@ -11,7 +11,7 @@ from embedlog.spark import session
 from support import planner_faults
 
 
-def begin(directory: Path, *, quick: bool = True, master: str = "local[2]") -> Any:
+def begin(directory: Path, *, quick: bool = True, master: str = "local[2]", jars: str = "") -> Any:
     """Start a session that knows `format("embedlog")`; a quick one starts soon, and runs slowly."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = quick_python(directory)
@@ -23,6 +23,7 @@ def begin(directory: Path, *, quick: bool = True, master: str = "local[2]") -> A
         "spark.executor.memory": "512m",  # of executors in JVMs of their own
         "spark.sql.streaming.pollingDelay": "10ms",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.jars": jars,
     }
     if quick:
         settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1"
