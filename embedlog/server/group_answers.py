@@ -68,12 +68,12 @@ class GroupAnswers:
                 return self._groups.join(request, caller.version, *client)
             return self._classic.join(request, caller)
         except (ApiError, EmbedlogError) as error:
-            is_told = isinstance(error, MemberIdRequiredError)
+            told = error.member_id if isinstance(error, MemberIdRequiredError) else None
             return {
                 **self._answers.failure(error),
                 "generation_id": -1,
                 "protocol_name": None if caller.version >= _NULL_PROTOCOL_SINCE else "",
-                "member_id": error.member_id if is_told else request.member_id,
+                "member_id": told or request.member_id,
             }
 
     def _is_in_memory(self, request: Any) -> bool:
