@@ -824,7 +824,8 @@ class Answers:
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes committed offsets."""
         group = self.log.groups[request.group_id]
-        group.describe()  # or raises: for all partitions
+        if group.describe().kind == SHARE:  # or it raises: for all partitions
+            raise GroupIdNotFoundError("The group is a share group", group=group.name)
         topics = self.each_partition(
             request.topics, lambda partition, _: group.delete_offsets([partition])
         )

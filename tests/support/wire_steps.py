@@ -861,7 +861,7 @@ def member(world: World) -> list[Scenario]:
 def shares(world: World) -> list[Scenario]:
     """Share groups: requests of nobody, and wrong ones; scripts of members compare the others."""
     group, other, plain = world.new("shares"), world.new("shares"), world.name("plain")
-    nobody = world.name("nobody")
+    nobody = world.name("no-shares")
 
     def beat(case: str, epoch: int, **fields: Any) -> Step:
         body = {"group_id": group, "member_id": "a", "member_epoch": epoch, "rack_id": None}
@@ -911,8 +911,12 @@ def shares(world: World) -> list[Scenario]:
         ask("no member", "ShareAcknowledge", 1, member_id=None),
         Step("unknown group", "ShareGroupDescribe", {"group_ids": [nobody]}),
         Step("unknown group", "DescribeShareGroupOffsets", described),
+    ]
+    created = [
         Step("unknown group", "AlterShareGroupOffsets", altered),
-        Step("unknown group", "DeleteShareGroupOffsets", deleted),
+        Step("of a share group", "OffsetDelete", {"group_id": nobody, "topics": []}),
+        Step("of a share group", "DescribeGroups", {"groups": [nobody]}),
+        Step("without members", "DeleteShareGroupOffsets", deleted),
     ]
     session = {"member_id": "b" * 22, "group_id": other}
     life = [
@@ -932,7 +936,7 @@ def shares(world: World) -> list[Scenario]:
         beat("leaves", -1, **session),
         beat("left", -1, **session),
     ]
-    return [*([each] for each in refused), life]
+    return [*([each] for each in refused), created, life]
 
 
 AREAS: list[Callable[[World], list[Scenario]]] = [
