@@ -159,6 +159,7 @@ class MixedGroup:
     def __init__(
         self, directory: Path, session_ms: int, partitions: int = 4, *, bug: bool = False
     ) -> None:
+        self.session_seconds = session_ms / 1000
         self._session, self._bug = str(session_ms), ["bug"] if bug else []
         self.path, self._events = str(directory / "log"), directory / "events"
         self._stack = ExitStack()
