@@ -63,6 +63,7 @@ MODERN_STATES = {"PreparingRebalance": "Assigning", "CompletingRebalance": "Reco
 """Kafka's names for states of groups with members of KIP-848, by those of classic groups."""
 _NO_ID = UUID(int=0)
 _ALL_OPERATIONS_ON_TOPIC, _ALL_OPERATIONS_ON_CLUSTER = 0b1101_1111_1000, 0b1_1111_1010_0000
+_ALL_OPERATIONS_ON_GROUP = 0b1101_0100_1000
 """What a client may do, as bits: everything, since there are no access control lists."""
 _MAX_DESCRIBED = 2000
 """How many partitions DescribeTopicPartitions describes at most."""
@@ -698,7 +699,8 @@ class Answers:
 
     def describe_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: groups with their members."""
-        return {"groups": [self.described_group(name, caller) for name in request.groups]}
+        described = [self.described_group(name, caller) for name in request.groups]
+        return {"groups": with_operations(described, request)}
 
     def described_group(self, name: str, caller: Caller) -> Fields:
         """Return a group as DescribeGroups has it."""
@@ -869,6 +871,13 @@ def _given(entry: Any) -> Any:
 
 def _no_settings() -> ApiError:
     return ApiError(ErrorCode.INVALID_REQUEST, "Only topics, brokers and groups have settings")
+
+
+def with_operations(groups: list[Fields], request: Any) -> list[Fields]:
+    """Return described groups with what a client may do, if it asks."""
+    allowed = {"authorized_operations": _ALL_OPERATIONS_ON_GROUP}
+    is_asked = request.include_authorized_operations
+    return [each | allowed if is_asked and not each.get("error_code") else each for each in groups]
 
 
 def _with_operations(topics: list[Fields], is_asked: bool) -> list[Fields]:

@@ -25,7 +25,7 @@ from embedlog.groups.membership import (
 )
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
-from embedlog.server.answers import MODERN_STATES, Answers, Caller, Fields
+from embedlog.server.answers import MODERN_STATES, Answers, Caller, Fields, with_operations
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import topic_uuid
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -185,11 +185,10 @@ class ConsumerGroupAnswers:
     def consumer_group_describe(self, request: Any, caller: Caller) -> Fields:
         """Answer: groups with their members."""
         outcome = self._answers.outcome
-        return {
-            "groups": [
-                {"group_id": name, **outcome(self._described, name)} for name in request.group_ids
-            ]
-        }
+        described = [
+            {"group_id": name, **outcome(self._described, name)} for name in request.group_ids
+        ]
+        return {"groups": with_operations(described, request)}
 
     def _described(self, name: str) -> Fields:
         group = self._members.group(name)

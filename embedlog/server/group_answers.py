@@ -15,7 +15,7 @@ from typing import Any
 from embedlog.assignor.select import BUILT_IN
 from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError, NonEmptyGroupError
 from embedlog.groups.membership import SHARE
-from embedlog.server.answers import Answers, Caller, Fields, is_listed
+from embedlog.server.answers import Answers, Caller, Fields, is_listed, with_operations
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
 from embedlog.server.classic_members import ClassicMembers, may_be_assigned
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -220,7 +220,7 @@ class GroupAnswers:
             self._groups.described(name) or self._answers.described_group(name, caller)
             for name in request.groups
         ]
-        return {"groups": described}
+        return {"groups": with_operations(described, request)}
 
     def delete_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes groups that have no members."""

@@ -15,7 +15,7 @@ from embedlog.catalog import TopicInfo
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.groups.membership import SESSIONS, SHARE, MemberInfo, MemberSession, RemoteClient
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.server.answers import Answers, Caller, Fields, by_topic
+from embedlog.server.answers import Answers, Caller, Fields, by_topic, with_operations
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import topic_id
 from embedlog.server.consumer_group_answers import (
@@ -106,11 +106,10 @@ class ShareGroupAnswers:
     def share_group_describe(self, request: Any, caller: Caller) -> Fields:
         """Answer: groups with their members."""
         outcome = self._answers.outcome
-        return {
-            "groups": [
-                {"group_id": name, **outcome(self._described, name)} for name in request.group_ids
-            ]
-        }
+        described = [
+            {"group_id": name, **outcome(self._described, name)} for name in request.group_ids
+        ]
+        return {"groups": with_operations(described, request)}
 
     def _described(self, name: str) -> Fields:
         group = ShareGroup(self._log.root, name)

@@ -1,6 +1,6 @@
 """The same requests to a Kafka broker and to the server: codes and answers are compared.
 
-`DIFFERENCES` lists how the two differ on purpose, or where a mend is open.  An answer that differs
+`DIFFERENCES` lists how the two differ on purpose.  An answer that differs
 otherwise fails the test, and so does an entry that no answer needs any more.
 """
 
@@ -85,7 +85,6 @@ DIFFERENCES = [
     Difference("OffsetFetch: no group", "*", _NAMED),
     Difference("D*Groups: without a name", "*", _NAMED),
     Difference("*Groups: *", "groups.protocol_type", _SIMPLE, "", "consumer"),
-    Difference("DescribeGroups: operations", "*.authorized_operations", "Open"),
     Difference("JoinGroup: short session", "*", _SESSION),
     Difference("JoinGroup: unknown id*", "*", _UNKNOWN_ID),
     Difference("ListGroups: with a member", "groups.group_state", _UNKNOWN_ID, "Empty", "Stable"),
@@ -98,7 +97,7 @@ DIFFERENCES = [
     Difference("ShareGroupHeartbeat: joins", "assignment.*", "At once; Kafka begins first", "[]"),
     Difference("ShareAcknowledge: not held", "*", "Kafka must have fetched before", "3", "121"),
 ]
-"""Differences on purpose, by the first that covers one; "Open" are those to be mended."""
+"""Differences on purpose, by the first that covers one."""
 
 
 OTHER_VERSIONS = {
