@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.children import in_threads
 from support.patience import patient
@@ -283,6 +285,21 @@ def test_records_keep_what_they_have_where_a_part_of_a_batch_is_sent(log, join):
         assert value == (b"%d" % number if number % 5 else None)
         assert key == b"k" * (number % 7)
         assert list(headers) == ([("n", b"%d" % number)] if number % 3 == 0 else [])
+
+
+def test_records_of_typed_topics_are_json(log, join):
+    columns = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    log.create_topic("typed", schema=columns, key="id")
+    with log.producer(linger_ms=1000) as producer:
+        for number in range(50):
+            producer.send("typed", {"id": number, "name": f"n{number}"})
+    sharer = join()
+    assert sharer.beat(subscribed_topic_names=["typed"]) == 0
+    sharer.topic = topic_id(log, log.root.topic("typed"))
+    found = sharer.fetch(max_records=7) + sharer.fetch((0, 6, ACCEPT), max_records=7)
+    assert [json.loads(value) for *_, value in found] == [
+        {"id": number, "name": f"n{number}"} for number in range(14)
+    ]
 
 
 def test_what_finds_no_room_stays_available(log, join):
