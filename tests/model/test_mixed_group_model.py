@@ -248,7 +248,7 @@ class MixedGroupModel(GroupModel):
     def begin_with_clients(self, kinds: list[str], topics: list[str]) -> None:
         """Begin with some clients, too."""
         for number, kind in enumerate(kinds):
-            self.enter(kind, sorted({*topics, "a"}), None, number % 2, "")
+            self.enter(kind, sorted({*topics, "a"}), None if number else "y", number % 2, "")
 
     @rule(
         kind=kinds,
@@ -517,7 +517,8 @@ class MixedGroupModel(GroupModel):
     @precondition(lambda self: self.clients)
     def restart(self, number: int, is_late: bool) -> None:
         """A client is killed, and started again with its instance id, at once or too late (M13)."""
-        client = self.client(number)
+        able = [client for client in self.clients if client.made.instance] or self.clients
+        client = able[number % len(able)]
         self._end(client)
         if is_late:
             self.uptime.advance(SESSION_MS)

@@ -60,6 +60,9 @@ public final class MixedMember {
                     }
                 }
             }
+        } catch (KafkaException error) {
+            // Without a trace of its own, the launcher would not tell.
+            throw new IllegalStateException(error.toString(), error);
         }
     }
 
