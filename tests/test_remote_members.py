@@ -260,6 +260,52 @@ def test_a_static_classic_member_comes_back(log, clients):
     assert first.commit(1, group_instance_id="one") == ErrorCode.FENCED_INSTANCE_ID
 
 
+def test_a_classic_member_says_what_it_has_joined_with(log, clients):
+    """In a request to sync; and a refusal to join names no protocol, or null from version 7 on."""
+    member = clients(Classic)
+    assert member.settle() == ALL
+    who = {"group_id": "g", "member_id": member.id, "generation_id": member.generation}
+    for name, code in {
+        "roundrobin": ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+        "range": ErrorCode.NONE,
+        None: ErrorCode.NONE,
+    }.items():
+        answer = member.client.ask("SyncGroup", 5, **who, protocol_name=name, assignments=[])
+        assert answer.error_code == code
+    for version, name in {6: "", 7: None}.items():
+        fields = {"group_id": "g", "session_timeout_ms": 0, "protocol_type": "consumer"}
+        answer = member.client.ask("JoinGroup", version, **fields, protocols=[])
+        assert (answer.error_code, answer.protocol_name) == (
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+            name,
+        )
+
+
+def test_whoever_commits_for_a_group_without_members(log, clients):
+    """As with Kafka, which does not ask who it is then; a generation is one of a member."""
+    member = clients(Classic)
+    member.id = "somebody"
+    assert member.commit(3) == ErrorCode.NONE
+    member.generation = 4
+    assert member.commit(5) == ErrorCode.UNKNOWN_MEMBER_ID
+    with log.consumer(group_id="g") as consumer:
+        assert consumer.committed(TopicPartition("t", 0)) == 3
+    other = clients(Classic)
+    other.settle()
+    member.generation = -1
+    assert member.commit(7) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_described_group_says_what_a_client_may_do(log, clients, is_asked):
+    """All that there is: delete, read, describe, and alter and describe its settings."""
+    member = clients(Classic)
+    member.settle()
+    asked = {"groups": ["g"], "include_authorized_operations": is_asked}
+    (described,) = member.client.ask("DescribeGroups", 6, **asked).groups
+    assert described.authorized_operations == (3400 if is_asked else -(1 << 31))
+
+
 def test_a_classic_member_that_does_not_join_again_is_removed(log, clients):
     first, second = clients(Classic, rebalance_timeout_ms=SHORT), clients(Classic)
     first.settle()

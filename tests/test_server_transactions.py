@@ -242,7 +242,8 @@ def test_what_does_not_belong_to_a_transaction_is_refused(log, new_producer):
         assert producer.init(timeout_ms=timeout) == ErrorCode.INVALID_TRANSACTION_TIMEOUT
     for name in ("", "x" * 400, "a\0b"):
         assert new_producer(name=name).init() == ErrorCode.INVALID_REQUEST
-    assert producer.init(producer_id=5) == ErrorCode.INVALID_REQUEST
+    for who in (producer, new_producer(name=None)):
+        assert who.init(producer_id=5) == ErrorCode.INVALID_REQUEST
     assert producer.init() == 0
     assert producer.end() == ErrorCode.INVALID_TXN_STATE
     assert producer.produce(b"x", sequence=0)[0] == ErrorCode.INVALID_TXN_STATE
