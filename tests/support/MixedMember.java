@@ -9,10 +9,12 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.UnknownMemberIdException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
@@ -44,8 +46,7 @@ public final class MixedMember {
                 KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(properties)) {
             consumer.subscribe(List.of(words[2]));
             while (true) {
-                for (ConsumerRecord<byte[], byte[]> record :
-                        consumer.poll(Duration.ofMillis(100))) {
+                for (ConsumerRecord<byte[], byte[]> record : poll(consumer)) {
                     note(events, words[0], "read", record.partition(), record.offset());
                     long next = record.offset() + 1;
                     stopIfTold(Path.of(words[4] + "-" + words[0]));
@@ -60,9 +61,15 @@ public final class MixedMember {
                     }
                 }
             }
-        } catch (KafkaException error) {
-            // Without a trace of its own, the launcher would not tell.
-            throw new IllegalStateException(error.toString(), error);
+        }
+    }
+
+    private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) {
+        try {
+            return consumer.poll(Duration.ofMillis(100));
+        } catch (UnknownMemberIdException error) {
+            // It asked for committed offsets when it was removed already; it joins again.
+            return ConsumerRecords.empty();
         }
     }
 
