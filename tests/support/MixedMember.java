@@ -14,7 +14,6 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.errors.UnknownMemberIdException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
@@ -67,8 +66,10 @@ public final class MixedMember {
     private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) {
         try {
             return consumer.poll(Duration.ofMillis(100));
-        } catch (UnknownMemberIdException error) {
-            // It asked for committed offsets when it was removed already; it joins again.
+        } catch (KafkaException error) {
+            // Such as when it asked for committed offsets when it was removed already, to which a
+            // broker answers the same; it joins again.
+            System.err.println(error);
             return ConsumerRecords.empty();
         }
     }
