@@ -216,7 +216,7 @@ def test_a_second_directory_is_refused_while_others_know_only_the_first(tmp_path
         assert values(log) == list(range(10))
     with open_log(first) as log:
         producer = log.producer()
-        with pytest.raises(IllegalStateError, match="producers or consumers"):
+        with pytest.raises(IllegalStateError, match="producers, consumers or servers"):
             log.replicas.add(second)
         producer.close()
         assert log.replicas.add(second) == 2

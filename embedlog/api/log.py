@@ -950,7 +950,7 @@ class Log:
         return closing
 
     def _check_no_clients(self) -> None:
-        """Raise if this handle has producers or consumers: it is about to be opened again."""
+        """Raise if this handle has clients or servers: it is about to be opened again."""
         with self._clients_lock:
             if next(self._open_clients(), None) is not None:
                 raise IllegalStateError(

@@ -722,7 +722,7 @@ BUGS = {
         },
     ),
     "any older epoch is taken": Change(
-        HEARTBEATS + "_check_epoch",
+        HEARTBEATS + "check_epoch",
         {"received in (session.epoch, _JOIN)": "received <= session.epoch"},
     ),
     "clients do not look for the dead": Change(
