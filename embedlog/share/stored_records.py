@@ -80,7 +80,8 @@ class StoredRecords:
     ) -> None:
         self.log, self._decoder, self._max_bytes, self._most = log, decoder, max_bytes, most
         self.partition = TopicPartition(log.topic, log.partition)
-        self._epoch = -1
+        self._seen = -1, -1
+        """The leader epoch, and the version of the catalog, when the batches were read."""
         self._reader: PartitionReader | None = None
         self._from = 0
         """The offset at which the batches were read."""
@@ -119,9 +120,10 @@ class StoredRecords:
             epoch: The leader epoch of the partition.
             decode: Decodes a batch.
         """
-        if epoch != self._epoch:
-            # There may be other records since.
-            self._epoch, self._reader, self._batches, self._decoded = epoch, None, [], {}
+        seen = epoch, self.log.context.catalog.version()
+        if seen != self._seen:
+            # There may be other records since, or compaction may have removed some.
+            self._seen, self._reader, self._batches, self._decoded = seen, None, [], {}
         parts: list[tuple[Batch, R, slice]] = []
         offset = first
         while offset < stop:

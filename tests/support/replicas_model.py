@@ -1068,6 +1068,12 @@ class ReplicasModel(RuleBasedStateMachine):
             self.kill_in(what, self.part(which), at)
             self.unmount(self.image.controller_id - 1, False)
             self.keep_house(0, False)
+            made = f"t{self.topics_made}"
+            if what == "create_topic" and (made, 0) in self.parts:
+                # It was seen where its creation began; nobody was told of it, or wrote to it.
+                exists, topics = self._attempt(None, lambda: self.roots[0].topics())
+                if exists and made not in topics:
+                    del self.parts[made, 0]
 
     def kill_in(self, what: str, part: Part, at: int | None) -> int | None:
         """Have a child do something, and die before an operation of its files or databases.
