@@ -946,7 +946,9 @@ class Consumer(Generic[K_co, V_co]):
                     if not isinstance(taken, EllipsisType):
                         return taken
             finally:
-                self._turn_ends = monotonic() + _TURN_SECONDS
+                # A turn goes on until the loop has run, however often records are taken in it.
+                if (now := monotonic()) >= self._turn_ends:
+                    self._turn_ends = now + _TURN_SECONDS
 
     def wakeup(self) -> None:
         """Make the waiting call, or the next one that may wait, raise `WakeupError` once.

@@ -312,7 +312,9 @@ class ShareConsumer(Generic[K_co, V_co]):
         try:
             return await self._waiter.repeat_async(look, deadline, self._session.due_in)
         finally:
-            self._turn_ends = monotonic() + _TURN_SECONDS
+            # A turn goes on until the loop has run, however often records are taken in it.
+            if (now := monotonic()) >= self._turn_ends:
+                self._turn_ends = now + _TURN_SECONDS
 
     def wakeup(self) -> None:
         """Make the waiting call, or the next one that may wait, raise `WakeupError` once.
