@@ -34,8 +34,8 @@ async def handle(number: int) -> int:
 
 asyncio.run(app.run())
 """
-# Without a table: with one, Faust seeks to the committed offsets after it has fetched from there, and
-# repeats or forgets a record now and then, on any log that answers so soon.
+# Without a table: with one, Faust seeks to the committed offsets after it has fetched from them,
+# and repeats or forgets a record now and then, on a log that answers so soon.
 FAUST = """
 import sys
 import embedlog.kafka
