@@ -443,17 +443,18 @@ def a_checkpoint_and_a_boot(model: TransactionModel) -> None:
     model.boot()
 
 
+CASES = {
+    no_fence: a_stop_and_a_takeover,
+    no_check_of_the_member: a_stop_and_a_commit_of_another_member,
+    old_checkpoints: a_checkpoint_beside_a_commit,
+    no_rollback_points: a_boot,
+    a_checkpoint_of_records_only: a_checkpoint_and_a_boot,
+}
+"""Where the model found what takes it minutes to hours to find again."""
+
+
 @pytest.mark.tier("test")
-@pytest.mark.parametrize(
-    ("bug", "case"),
-    [
-        (no_fence, a_stop_and_a_takeover),
-        (no_check_of_the_member, a_stop_and_a_commit_of_another_member),
-        (old_checkpoints, a_checkpoint_beside_a_commit),
-        (no_rollback_points, a_boot),
-        (a_checkpoint_of_records_only, a_checkpoint_and_a_boot),
-    ],
-)
+@pytest.mark.parametrize(("bug", "case"), CASES.items())
 def test_the_model_sees_what_a_planted_bug_does(
     monkeypatch: pytest.MonkeyPatch,
     bug: Callable[[pytest.MonkeyPatch], None],
@@ -478,7 +479,7 @@ def test_the_model_sees_what_a_planted_bug_does(
 
 
 @pytest.mark.tier("all")  # it takes hundreds of examples
-@pytest.mark.parametrize("bug", list(BUGS))
+@pytest.mark.parametrize("bug", sorted(BUGS.keys() - CASES.keys(), key=lambda bug: bug.__name__))
 def test_the_model_finds_what_was_planted(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
