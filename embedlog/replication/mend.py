@@ -427,7 +427,9 @@ def _incomplete(
     for info in segments:
         path, least = log.path_of(info), info.end_position or 1
         ends = {each.id: _end(each, path, info) for each in directories}
-        short = {each for each, (size, _) in ends.items() if size < least}
+        # All may lack an end of padding, which is read as if it was there.
+        longest = max((size for size, _ in ends.values()), default=0)
+        short = {each for each, (size, _) in ends.items() if size < min(least, longest)}
         if len(short) < len(ends):
             incomplete |= short
             if any(ends[each][0] > 0 for each in short):
