@@ -15,13 +15,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from support import forks
 from support.forks import tell
 from support.groups import SESSION_MS, owner_rows
-from support.mutants import Change
+from support.mutants import Change, hunt
 from support.wire_client import DirectServer
 from support.wire_members import Classic, Modern
 from test_group_model import GroupModel, ModelMember, subscriptions, which
@@ -741,28 +741,10 @@ BUGS = {
 }
 
 
-def hunt(bug: Callable[[], None]) -> str | None:
-    """Run the model with a bug; return what it found."""
-    bug()
-    found = settings(
-        stateful_step_count=40,
-        max_examples=400,
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-        deadline=None,
-    )
-    try:
-        run_state_machine_as_test(MixedGroupModel, settings=found)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it was found
-        return f"{type(error).__name__}: {error}"[:200]
-    return None
-
-
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("name", BUGS)
 def test_the_model_finds_a_planted_bug(name: str) -> None:
     """A model that never failed proves nothing."""
-    found = forks.call(lambda: hunt(BUGS[name]), patience=300)
+    found = forks.call(lambda: hunt(MixedGroupModel, BUGS[name]), patience=300)
     tell(f"{name}: {found}")
     assert found is not None

@@ -11,25 +11,23 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from support import forks
 from support.clock import MovedUptime
 from support.forks import in_memory, tell
 from support.manual_compaction import keep
-from support.mutants import Change
+from support.mutants import Change, hunt
 from support.roots import abandon, healthy, open_root
 from support.tiers import choose
 
@@ -501,28 +499,10 @@ BUGS = {
 }
 
 
-def hunt(bug: Callable[[], None]) -> str | None:
-    """Run the model with a bug; return what it found."""
-    bug()
-    found = settings(
-        stateful_step_count=40,
-        max_examples=400,
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-        deadline=None,
-    )
-    try:
-        run_state_machine_as_test(ShareModel, settings=found)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it was found
-        return f"{type(error).__name__}: {error}"[:200]
-    return None
-
-
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("name", BUGS)
 def test_the_model_finds_a_planted_bug(name: str) -> None:
     """A model that never failed proves nothing."""
-    found = forks.call(lambda: hunt(BUGS[name]), patience=300)
+    found = forks.call(lambda: hunt(ShareModel, BUGS[name]), patience=300)
     tell(f"{name}: {found}")
     assert found is not None

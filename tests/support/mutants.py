@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
 from embedlog.batch import decode
 from embedlog.segment import SegmentFile
 from support.power_cut import Commit, DiskModel, with_pages
@@ -317,3 +320,21 @@ MUTANTS = [
         ),
     ),
 ]
+
+
+def hunt(model: type[RuleBasedStateMachine], bug: Callable[[], None]) -> str | None:
+    """Run a model with a bug, in a process of its own; return what it found."""
+    bug()
+    found = settings(
+        stateful_step_count=40,
+        max_examples=400,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        deadline=None,
+    )
+    try:
+        run_state_machine_as_test(model, settings=found)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it was found
+        return f"{type(error).__name__}: {error}"[:200]
+    return None
