@@ -33,7 +33,7 @@ def batch_of(records):
     encoded = encode_lists(values, None, [1_700_000_000_000 + n // 100 for n in range(records)])
     message = pa.py_buffer(b"".join(encoded.stamp(0, 0)))
     batch = parse(message, 0, message.size, path="", position=0, schema=schema())
-    return batch, next(iter(write_batches([batch])))
+    return batch, b"".join(next(write_batches([batch])))
 
 
 class Server:

@@ -81,7 +81,7 @@ def polled(consumer: Any, count: int) -> list[Any]:
 
 def produced(records: list[Any]) -> bytes:
     """Return the batch that a producer sends."""
-    return next(iter(write_batches([stored(records, 0)])))
+    return b"".join(next(write_batches([stored(records, 0)])))
 
 
 def produce(client: WireClient, topic: str, data: bytes | None, version: int = 9, acks: int = -1):

@@ -94,7 +94,7 @@ def test_records_are_the_same_on_the_wire_and_back(count):
     for _ in range(choose(test=2, all=60)):
         records = random_records(count, dice)
         batch = stored(records)
-        (wire,) = write_batches([batch])
+        (wire,) = map(b"".join, write_batches([batch]))
         expected = list(zip(range(BASE, BASE + count), records, strict=True))
         assert read_by_kafka_python(wire) == expected
         read = read_batch(memoryview(wire))
@@ -123,7 +123,7 @@ def test_small_batches_are_merged():
     for part in parts:
         batches.append(stored(part, base))
         base += len(part)
-    written = list(write_batches(batches))
+    written = list(map(b"".join, write_batches(batches)))
     assert len(written) == 1
     expected = [record for part in parts for record in part]
     assert read_by_kafka_python(written[0]) == list(zip(range(BASE, base), expected, strict=True))
@@ -134,7 +134,7 @@ def test_batches_that_one_cannot_hold_are_not_merged():
     records = [(b"k", b"v", 5, [])]
     far = BASE + (1 << 31)
     for batches in ([stored(records), stored(records, far)], [stored(records), of_epoch(4)]):
-        written = list(write_batches(batches))
+        written = list(map(b"".join, write_batches(batches)))
         found = [offset for wire in written for offset, _ in read_by_kafka_python(wire)]
         assert found == [batch.base_offset for batch in batches]
         assert len(written) == 2
@@ -147,7 +147,9 @@ def of_epoch(epoch: int) -> Any:
 
 
 def test_a_timestamp_must_fit_in_64_bits():
-    (wire,) = write_batches([stored([(b"k", b"v", 5 + number, []) for number in range(30)])])
+    (wire,) = map(
+        b"".join, write_batches([stored([(b"k", b"v", 5 + number, []) for number in range(30)])])
+    )
     head = bytearray(wire[: HEAD.size])
     struct.pack_into(">q", head, 27, (1 << 63) - 3)
     with pytest.raises(ApiError):
@@ -160,7 +162,7 @@ def test_each_codec_is_read(codec):
     number, compress = CODECS[codec]
     for count in (2, 500):
         records = random_records(count, dice)
-        (wire,) = write_batches([stored(records)])
+        (wire,) = map(b"".join, write_batches([stored(records)]))
         read = read_batch(memoryview(compressed(wire, number, compress)))
         assert parse_encoded(read.encoded("none")) == records
 
@@ -183,7 +185,7 @@ def test_a_bomb_is_refused_before_it_grows(codec):
 def batch_of(**changes: Any) -> bytes:
     """Return a batch of one record with other fields, and a CRC that fits."""
     names = "base length epoch magic crc attributes last first_time max_time pid pepoch seq count"
-    (wire,) = write_batches([stored([(b"k", b"v", 5, [])])])
+    (wire,) = map(b"".join, write_batches([stored([(b"k", b"v", 5, [])])]))
     fields = dict(zip(names.split(), HEAD.unpack_from(wire), strict=True)) | changes
     data = bytearray(HEAD.pack(*fields.values()) + wire[HEAD.size :])
     if "crc" not in changes:
@@ -224,7 +226,7 @@ def test_what_no_producer_may_send_is_refused(data, code):
 def test_damaged_records_are_refused(count):
     """The CRC fits, so whoever made them is wrong; each byte that changes is refused, or read."""
     dice = random.Random(count)
-    (wire,) = write_batches([stored(random_records(count, dice))])
+    (wire,) = map(b"".join, write_batches([stored(random_records(count, dice))]))
     for _ in range(choose(test=30, all=20_000)):
         body = bytearray(wire[HEAD.size :])
         for _ in range(dice.randrange(1, 4)):

@@ -50,7 +50,7 @@ BOTH = pytest.mark.parametrize("versions", [CLASSIC, WITH_EPOCHS], ids=["classic
 
 def batch(value: bytes, identity: tuple[int, int], sequence: int) -> bytes:
     """Return a batch of one record, as a producer in a transaction sends it."""
-    (wire,) = write_batches([stored([(b"k", value, 5, [])], 0)])
+    (wire,) = map(b"".join, write_batches([stored([(b"k", value, 5, [])], 0)]))
     fields = list(HEAD.unpack_from(wire))
     fields[5], fields[9:12] = 16, (*identity, sequence)
     data = bytearray(HEAD.pack(*fields) + wire[HEAD.size :])

@@ -138,7 +138,7 @@ def test_any_worker_serves_any_partition(log, servers, clients):
         topics = [{"topic": "out", "partitions": [fetch]}]
         answer = client.ask("Fetch", 11, max_wait_ms=0, max_bytes=1 << 20, topics=topics)
         assert answer.responses[0].partitions[0].error_code == 0
-    (wire,) = write_batches([stored([(b"k", b"v", 5, [])], 0)])
+    (wire,) = map(b"".join, write_batches([stored([(b"k", b"v", 5, [])], 0)]))
     for client in clients:
         part = {"index": 0, "records": wire}
         topics = [{"name": "out", "partition_data": [part]}]

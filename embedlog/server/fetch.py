@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from time import monotonic
 from typing import Any
 
@@ -84,28 +84,28 @@ class Fetcher:
         granted, self._granted = self._granted, 0
         self._memory.give_back(granted)
 
-    def read(self, log: PartitionLog, tail: Tail, item: Any, limit: int, version: int) -> bytes:
-        """Return batches of the wire from an offset on; empty at the end."""
+    def read(self, log: PartitionLog, tail: Tail, item: Any, limit: int, version: int) -> list[Any]:
+        """Return the parts of batches of the wire from an offset on; none at the end."""
         offset, end = item.fetch_offset, log.visible_end(tail)
         if not tail.start_offset <= offset < end:
             log.reader(offset)  # It raises unless the offset is the end.
-            return b""
+            return []
         epoch, zstd = tail.leader_epoch, version >= _ZSTD_SINCE
-        found = self._cache.get(log, offset, end, epoch, limit, zstd=zstd)
+        found: list[Any] = self._cache.get(log, offset, end, epoch, limit, zstd=zstd)
         if not found:
             reader = self._readers.pop(log.key, None)
             if reader is None or (reader.offset, reader.leader_epoch) != (offset, epoch):
                 reader = log.reader(offset)
             found = self._converted(log, reader, limit)
-        return found[0] if len(found) == 1 else b"".join(found)
+        return found
 
-    def _converted(self, log: PartitionLog, reader: PartitionReader, limit: int) -> list[bytes]:
+    def _converted(self, log: PartitionLog, reader: PartitionReader, limit: int) -> list[Any]:
         """Return the next batches, and keep the reader for those after them."""
         rows_of = rows_of_typed(log)
-        found, size = list[bytes](), 0
+        found, size = list[Any](), 0
         while size < limit and (batches := reader.read(min(limit - size, READ_BYTES))):
             for group in _groups(batches):
-                found += write_batches(group, rows_of)
+                found += chain.from_iterable(write_batches(group, rows_of))
                 size = sum(map(len, found))
                 if size >= limit and group[-1] is not batches[-1]:
                     # The reader is beyond what is returned.
@@ -180,13 +180,14 @@ class _Answer:
             request = self._request
             wanted = min(max(request.max_bytes, 1), MAX_ANSWER_BYTES)
             self._left = fetcher.grant(wanted)
-        records = b""
+        records = []
         # The first batch of an answer is whole, however large it is (KIP-74).
         if item.fetch_offset != end and (self._left is None or self._left > 0):
             limit = max(min(self._left or 0, item.partition_max_bytes), 1)
             records = fetcher.read(log, tail, item, limit, self._version)
-            self.size += len(records)
-            self._left = (self._left or 0) - len(records)
+            size = sum(map(len, records))
+            self.size += size
+            self._left = (self._left or 0) - size
         return {
             "high_watermark": end,
             "last_stable_offset": end,

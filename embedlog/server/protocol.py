@@ -426,12 +426,18 @@ def _size_encoder(field: _Field, width: struct.Struct) -> Callable[[int], bytes]
 
 
 def _bytes_encoder(field: _Field) -> Encode:
+    """Return what encodes text or bytes, or records, which may be a list of parts."""
     size_of = _size_encoder(field, struct.Struct(">h") if field.kind == "string" else _INT)
     null, is_text = size_of(-1), field.kind == "string"
 
     def encode(write: Callable[[Any], object], value: Any) -> None:
         if value is None:
             write(null)
+            return
+        if isinstance(value, list):
+            write(size_of(sum(map(len, value))))
+            for part in value:
+                write(part)
             return
         data = value.encode() if is_text else value
         write(size_of(len(data)))

@@ -32,6 +32,8 @@ _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 7, 8, 16, 32
 _MAX_VARINT = 10
 _MAX_SPAN = INT_MAX
 """The most offsets of a batch of the wire."""
+WireParts = tuple[bytearray, Any]
+"""A batch for the wire: its head, and a buffer of its records, which is sent without a copy."""
 Headers = list[tuple[str, bytes | None]]
 Lists = tuple[list[Any], list[Any], list[int], list[Headers] | None]
 """Values, keys, timestamps, and headers if a record has any."""
@@ -334,7 +336,7 @@ class WireRows(NamedTuple):
         return self._replace(columns=columns, offsets=offsets, next_offset=int(offsets[-1]) + 1)
 
 
-def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[bytes]:
+def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[WireParts]:
     """Yield batches of the wire with the records of batches of a log, which are merged.
 
     Offsets, timestamps and leader epochs stay.  They are not compressed.
@@ -398,8 +400,8 @@ def _offsets_of(batch: Batch) -> Any:
     return np.arange(batch.base_offset, batch.next_offset)
 
 
-def _written_lists(run: Sequence[Batch], epoch: int, is_append_time: bool) -> bytes:
-    base, base_time, out, last_time = run[0].base_offset, 0, bytearray(HEAD.size), -(1 << 63)
+def _written_lists(run: Sequence[Batch], epoch: int, is_append_time: bool) -> WireParts:
+    base, base_time, out, last_time = run[0].base_offset, 0, bytearray(), -(1 << 63)
     count = 0
     for batch in run:
         times, keys, values, headers = batch.lists()
@@ -445,7 +447,7 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def _sealed(
-    out: bytearray,
+    records: Any,
     base: int,
     stop: int,
     epoch: int,
@@ -453,19 +455,22 @@ def _sealed(
     base_time: int,
     last_time: int,
     count: int,
-) -> bytes:
-    """Return a batch whose records are there, with its head."""
+) -> WireParts:
+    """Return a batch of encoded records, which are in a buffer."""
     attributes = _LOG_APPEND_TIME if is_append_time else 0
-    HEAD.pack_into(
-        *(out, 0, base, len(out) - _LENGTH_AT, epoch, 2, 0, attributes, stop - 1 - base),
-        *(base_time, last_time, -1, -1, -1, count),
+    size = HEAD.size - _LENGTH_AT + len(records)
+    head = bytearray(
+        HEAD.pack(
+            *(base, size, epoch, 2, 0, attributes, stop - 1 - base),
+            *(base_time, last_time, -1, -1, -1, count),
+        )
     )
-    with memoryview(out) as view:
-        struct.pack_into(">I", out, _CRC_AT, crc32c(view[_COVERED_AT:]))
-    return bytes(out)
+    crc = crc32c(records, crc32c(head[_COVERED_AT:]))
+    struct.pack_into(">I", head, _CRC_AT, crc)
+    return head, records
 
 
-def write_rows(rows: WireRows) -> bytes:
+def write_rows(rows: WireRows) -> WireParts:
     """Return a batch of the wire with records."""
     columns, count = rows.columns, rows.columns.num_rows
     times = np.frombuffer(
@@ -485,22 +490,23 @@ def write_rows(rows: WireRows) -> bytes:
     bodies = sum(map(_varint_sizes, before)) + _varint_sizes(between)
     bodies += np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0)
     bodies += 1 if headers is None else _sizes(headers)
+    before.insert(0, _zigzag(bodies))
+    if keys.null_count == count:
+        columns_before = [_varint_column([*before, between])]
+    else:
+        columns_before = [_varint_column(before), keys, _varint_column([between])]
     joined = pc.binary_join_element_wise(
-        _varint_column([_zigzag(bodies), *before]),
-        keys,
-        _varint_column([between]),
-        values,
+        *(*columns_before, values),
         data(b"\0", pa.binary()) if headers is None else headers,
         data(b"", pa.binary()),
         null_handling="replace",
         null_replacement="",
     )
     _, bounds, content = joined.buffers()
-    first, last = np.frombuffer(bounds, np.int32, count + 1, joined.offset * 4)[[0, count]]
-    out = bytearray(HEAD.size + int(last - first))
-    out[HEAD.size :] = memoryview(content)[first:last]
+    first, last = map(int, np.frombuffer(bounds, np.int32, count + 1, joined.offset * 4)[[0, -1]])
     return _sealed(
-        *(out, base, rows.next_offset, rows.leader_epoch, rows.is_log_append_time),
+        content.slice(first, last - first),
+        *(base, rows.next_offset, rows.leader_epoch, rows.is_log_append_time),
         *(base_time, int(times.max()), count),
     )
 
@@ -558,17 +564,18 @@ def _varint_sizes(values: Any) -> Any:
 def _varint_column(groups: Sequence[Any]) -> Any:
     """Return a column in which each item has the varints of a row, one of each group."""
     count = len(groups[0])
-    sizes = [_varint_sizes(values) for values in groups]
+    widths = [max(1, -(-int(values.max(initial=0)).bit_length() // 7)) for values in groups]
+    # Each byte that a row may have, and whether it has it.
+    places = np.empty((sum(widths), count), np.uint8)
+    present, at = np.ones(places.shape, np.bool_), 0
+    for values, width in zip(groups, widths, strict=True):
+        for number in range(width):
+            places[at] = values >> np.uint64(7 * number)
+            if number + 1 < width:
+                more = np.greater_equal(values, 1 << 7 * (number + 1), out=present[at + 1])
+                places[at] = places[at] & 127 | more.view(np.uint8) << 7
+            at += 1
     ends = np.zeros(count + 1, np.int32)
-    np.cumsum(sum(sizes), out=ends[1:])
-    out, at = np.zeros(int(ends[-1]), np.uint8), ends[:-1].astype(np.int64)
-    for values, size in zip(groups, sizes, strict=True):
-        for number in range(int(size.max(initial=0))):
-            rows = slice(None) if number == 0 else np.flatnonzero(size > number)
-            byte = (values[rows] >> np.uint64(7 * number)) & np.uint64(127)
-            more = (size[rows] > number + 1).astype(np.uint64) << np.uint64(7)
-            out[at[rows] + number] = byte | more
-        at += size
-    return pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(out)], 0
-    )
+    np.cumsum(present.sum(axis=0), out=ends[1:])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(places.T[present.T])]
+    return pa.Array.from_buffers(pa.binary(), count, buffers, 0)

@@ -99,7 +99,7 @@ class ShareFetcher:
         errors |= {session.places[key]: each for key, each in failed.items()}
         fields = {place: _NOTHING | each for place, each in errors.items()}
         for key, (records, ranges) in found.items():
-            acquired = {"records": b"".join(records), "acquired_records": ranges}
+            acquired = {"records": records, "acquired_records": ranges}
             fields[session.places[key]] = acquired
         return fields
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 from uuid import UUID
 
@@ -39,7 +39,7 @@ the offset, unlike one that has read the log."""
 
 Place = tuple[UUID, int]
 """A topic by its id, and a partition."""
-Found = tuple[list[bytes], list[Fields]]
+Found = tuple[list[Any], list[Fields]]
 """What a session has acquired in a partition: batches of the wire, and ranges of offsets."""
 
 
@@ -174,7 +174,7 @@ class WireShareSession(ShareMember):
             if rows:
                 first, after = int(rows[0].offsets[0]), rows[-1].next_offset
                 records, ranges = found.setdefault(key, ([], []))
-                records += map(write_rows, rows)
+                records += chain.from_iterable(map(write_rows, rows))
                 acquired = {"first_offset": first, "last_offset": after - 1}
                 ranges.append({**acquired, "delivery_count": count})
             around = (start, first, GAP), (after, following, GAP), (following, stop, RETURN)

@@ -253,7 +253,7 @@ def metadata(world: World) -> list[Scenario]:
 def batch(dice: random.Random, number: int | None = None, records: Any = None) -> bytes:
     """Return the batch of a producer."""
     records = records or random_records(number or dice.choice((1, 3, 30)), dice)
-    return next(iter(write_batches([stored(records, 0)])))
+    return b"".join(next(write_batches([stored(records, 0)])))
 
 
 def patched(data: bytes, *, seal: bool = True, **fields: int) -> bytes:
