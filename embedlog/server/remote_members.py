@@ -156,7 +156,7 @@ class RemoteMembers:
 
         replaced = group.update_without_dead_members(step)
         if replaced is not None:
-            group.delete_lock_file(replaced.lock)
+            group.delete_lock_files(replaced.lock)
 
     def claim(self, name: str) -> GroupMember:
         """Keep a group for the members that it has in the memory of this server.
@@ -173,7 +173,7 @@ class RemoteMembers:
     def hold(self, group: Group, member: str) -> GroupMember:
         """Let this process have records of a share group for a client, until that is unlocked.
 
-        Whatever had records for it before has them no more.
+        A client has such a lock with each worker, or directory, that it fetches from.
 
         Raises:
             UnknownMemberIdError: No client is this member.
@@ -182,8 +182,11 @@ class RemoteMembers:
 
         def step(txn: kv.Txn, document: Membership) -> MemberInfo:
             before = _info(group, document, member, None)
-            document.change(before._replace(lock=path))
-            return before
+            free, held = list[str](), [path]
+            for each in before.lock.split():
+                (free if group.is_free(each) else held).append(each)
+            document.change(before._replace(lock=" ".join(held)))
+            return before._replace(lock=" ".join(free))
 
         lock = hold(group, path, lambda: group.update(step))
         return GroupMember(group, info._replace(lock=path, pid=os.getpid()), lock)

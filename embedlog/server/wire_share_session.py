@@ -199,7 +199,7 @@ class WireShareSession(ShareMember):
         self._numbers.discard(number)
         member.unlock()
         with suppress(EmbedlogError):
-            self.group.delete_lock_file(member.info.lock)
+            self.group.delete_lock_files(member.info.lock)
             self.letters.close()
 
 

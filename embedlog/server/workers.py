@@ -26,6 +26,9 @@ _BACKLOG, _ASK_SECONDS = 128, 30.0
 _LENGTH = struct.Struct(">i")
 _KEYS = ("transactional_id", "v3_and_below_transactional_id", "group_id")
 """The fields of requests that name what a worker has in its memory; transactions come first."""
+_OF_ROWS = frozenset({"OffsetFetch", "ShareFetch", "ShareAcknowledge"})
+"""Requests that name a group, and that any worker answers: by rows of the log, and by what clients
+have said to this worker.  Offsets that are pending, each worker asks all others for."""
 
 
 class Worker(NamedTuple):
@@ -84,8 +87,7 @@ class Workers:
 
     def other_than_this(self, request: ApiRequest) -> int | None:
         """Return the worker that has what a request is about; None if it is this one, or any."""
-        # Committed offsets are rows; what is pending, each worker asks all others for.
-        if not self._others or request.api == "OffsetFetch":
+        if not self._others or request.api in _OF_ROWS:
             return None
         named = (getattr(request.body, name, None) for name in _KEYS)
         key = next(filter(None, named), None)
