@@ -391,7 +391,9 @@ class RemoteMembers:
     ) -> dict[TopicPartition, EmbedlogError | ApiError | None]:
         """Commit positions of a member; return the error of each partition, or None.
 
-        A partition that has no owner may be committed by who has the current epoch, as in Kafka.
+        A partition that nobody has owned may be committed by who has the current epoch.  Kafka
+        takes any partition: so one that was missed, and has joined again, moves back what the
+        others have committed meanwhile.
 
         Raises:
             ApiError: The epoch is none of the member's.
@@ -420,7 +422,7 @@ class RemoteMembers:
                 owner = OWNERS.get(txn, group.key, key) or PartitionOwner()
                 # One that was lost and came back has the generation in which it came back.
                 own = owner.member == member and owner.generation <= epoch
-                if own or (owner.member in (NO_OWNER, member) and epoch == session.epoch):
+                if own or (owner.epoch == 0 and epoch == session.epoch):
                     offsets.put(txn, group.key, {key: row})
                 else:
                     refused.append(partition)

@@ -576,13 +576,13 @@ class MixedGroupModel(GroupModel):
     # Committing
 
     def _may_commit(self, id_: str, row: bytes, epoch: int) -> bool:
-        """What it owns since its epoch, and with its current one also what nobody owns (M31)."""
+        """What it owns since its epoch, and with its current one also what nobody has owned (M31)."""
         remote, owner = self.remote.get(id_), self.owner.get(row)
         if remote is None or epoch > remote.epoch:
             return False
         if owner == id_ and owner_rows(self.group)[row].generation <= epoch:
             return True
-        return owner in (None, id_) and epoch == remote.epoch
+        return row not in self.epochs and epoch == remote.epoch
 
     def _commit_of(self, client: Client, tp: TopicPartition, offset: int, epoch: int) -> bool:
         row, key, id_ = self._row(tp), self._key(tp), client.id
@@ -702,14 +702,15 @@ BUGS = {
     "a partition that another one has is taken": Change(
         MEMBERS + "_share", {"elif owner.member != NO_OWNER": "elif False"}
     ),
-    "a commit with an older epoch is taken of what nobody owns": Change(
+    "a commit with an older epoch is taken of what nobody has owned": Change(
         COMMIT, {" and epoch == session.epoch": ""}
     ),
     "a commit from before a partition was lost is taken": Change(
         COMMIT, {" and owner.generation <= epoch": ""}
     ),
-    "a commit of another one's partition is taken": Change(
-        COMMIT, {"owner.member in (NO_OWNER, member) and": ""}
+    "a commit of another one's partition is taken": Change(COMMIT, {"owner.epoch == 0 and ": ""}),
+    "a commit of what was lost, and nobody owns since, is taken": Change(
+        COMMIT, {"owner.epoch == 0": "owner.member == NO_OWNER"}
     ),
     "a server remembers more than the rows say": Change(
         MEMBERS + "RemoteMembers.is_unchanged", {"seen.versions != versions or": ""}
