@@ -23,7 +23,7 @@ from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import EmbedlogError
 from embedlog.groups.offsets import check_group_id
 from embedlog.lazy import logging
-from embedlog.server.error_codes import ApiError, ErrorCode, code_of
+from embedlog.server.error_codes import ApiError, ErrorCode
 
 _logger = logging.getLogger("embedlog.server")
 
@@ -229,10 +229,10 @@ class ClassicGroups:
 
     # What others see
 
-    def names(self) -> list[str]:
-        """Return the names of the groups that have members."""
+    def with_members(self) -> list[ClassicGroup]:
+        """Return the groups that have members."""
         with self._lock:
-            return [name for name, group in self._groups.items() if group.members]
+            return [group for group in self._groups.values() if group.members]
 
     def has(self, name: str) -> bool:
         """Return whether there is a group, which may have only members that are about to join."""
@@ -280,7 +280,7 @@ class ClassicGroups:
         Raises:
             ApiError: The member cannot join.
         """
-        _check_name(request.group_id)
+        check_group_id(request.group_id)
         if not 0 < request.session_timeout_ms <= MAX_SESSION_MS:
             raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if not request.protocol_type or not request.protocols:
@@ -415,7 +415,7 @@ class ClassicGroups:
             ApiError: The generation is over, or the caller is not a member.
         """
         with self._lock:
-            group, member = self._member(request)
+            group, member = self._asking(request)
             for ours, theirs in (
                 (group.protocol_type, request.protocol_type),
                 (group.protocol, request.protocol_name),
@@ -437,7 +437,7 @@ class ClassicGroups:
                 group.changed.wait()
             member.heard()
             self._reschedule()
-            self._member(request)  # It may have been removed.
+            self._asking(request)  # It may have been removed.
             if group.state != STABLE:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
             return {
@@ -453,26 +453,21 @@ class ClassicGroups:
             ApiError: It must join again.
         """
         with self._lock:
-            group, member = self._member(request)
+            group, member = self._asking(request)
             member.heard()
             if group.state == JOINING:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
 
-    def check_committer(self, request: Any) -> None:
+    def check_committer(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None
+    ) -> None:
         """Raise unless the caller may commit offsets of a group.
 
         Raises:
             ApiError: It may not.
         """
-        generation = request.generation_id_or_member_epoch
         with self._lock:
-            group = self.find(request.group_id)
-            if group is None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-            member = self._known(group, request.member_id, request.group_instance_id)
-            assert member is not None
-            if generation != group.generation:
-                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+            group, member = self._member(group_id, generation, member_id, instance_id)
             member.heard()
             if group.state == SYNCING:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
@@ -497,14 +492,20 @@ class ClassicGroups:
             self._reschedule()
             self._forget_if_empty(group)
 
-    def _member(self, request: Any) -> tuple[ClassicGroup, ClassicMember]:
-        _check_name(request.group_id)
-        group = self.find(request.group_id)
+    def _asking(self, request: Any) -> tuple[ClassicGroup, ClassicMember]:
+        check_group_id(request.group_id)
+        who = request.generation_id, request.member_id, request.group_instance_id
+        return self._member(request.group_id, *who)
+
+    def _member(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None
+    ) -> tuple[ClassicGroup, ClassicMember]:
+        group = self.find(group_id)
         if group is None:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-        member = self._known(group, request.member_id, request.group_instance_id)
+        member = self._known(group, member_id, instance_id)
         assert member is not None
-        if request.generation_id != group.generation:
+        if generation != group.generation:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
         return group, member
 
@@ -571,10 +572,3 @@ class MemberIdRequiredError(ApiError):
     def __init__(self, member_id: str) -> None:
         super().__init__(ErrorCode.MEMBER_ID_REQUIRED)
         self.member_id = member_id
-
-
-def _check_name(name: str) -> None:
-    try:
-        check_group_id(name)
-    except EmbedlogError as error:
-        raise ApiError(code_of(error), str(error)) from error

@@ -44,7 +44,6 @@ LEFT = -2
 """The epoch of a static member that left and may come back."""
 _LOOK_SECONDS = 1.0
 """How often a server looks for dead members of a group."""
-_OLD = -1
 
 Keys = Collection[bytes]
 """Partitions, as `PARTITION_KEY` packs them."""
@@ -73,9 +72,6 @@ class Step(NamedTuple):
     """Whether it has partitions that it must give up."""
     must_join: bool
     """Whether a classic member must join again, to learn what changed."""
-    version: int
-    """Of the group; -1 if its target was not current."""
-    session_ms: int
 
 
 class _Seen(NamedTuple):
@@ -107,13 +103,13 @@ class RemoteMembers:
         """
         return open_group(self._log.root, name)
 
-    def info(self, group: Group, member: str) -> MemberInfo:
+    def info(self, group: Group, member: str, instance: str | None = None) -> MemberInfo:
         """Return what a group knows of a client.
 
         Raises:
-            UnknownMemberIdError: No client is this member.
+            UnknownMemberIdError, FencedInstanceIdError: No client is this member.
         """
-        return _info(group, group.read(), member, None)
+        return _info(group, group.read(), member, instance)
 
     # Membership
 
@@ -199,12 +195,15 @@ class RemoteMembers:
         changed: Callable[[MemberInfo], MemberInfo],
         check: CheckEpoch,
     ) -> None:
-        """Change what the group knows of a member.
+        """Change what the group knows of a member, if it is one.
 
         Raises:
             ApiError: See ``check``.
-            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed just now.
         """
+        before = group.read().members.get(member)
+        if before is None or before.remote is None or changed(before) == before:
+            return
 
         def step(txn: kv.Txn, document: Membership) -> None:
             info, _, _ = _checked(txn, group, document, member, instance, check)
@@ -273,10 +272,8 @@ class RemoteMembers:
                     session = session._replace(
                         epoch=document.generation, previous_epoch=session.epoch
                     )
-            session = _renewed(group, info, session, is_due=is_revoking or confirms)
-            SESSIONS.put(txn, group.key, member, value=session)
-            version = document.version if document.target_is_current else _OLD
-            return Step(session.epoch, assigned, is_revoking, is_revoking, version, info.session_ms)
+            session = _renewed(txn, group, info, session, is_due=is_revoking or confirms)
+            return Step(session.epoch, assigned, is_revoking, is_revoking)
 
         return self._step(group, member, step)
 
@@ -292,11 +289,8 @@ class RemoteMembers:
             info, session, share = _checked(txn, group, document, member, instance, check)
             is_late = session.epoch != document.generation
             must_join = is_late or bool(share.revoked) or bool(share.free)
-            session = _renewed(group, info, session, is_due=must_join)
-            SESSIONS.put(txn, group.key, member, value=session)
-            version = document.version if document.target_is_current else _OLD
-            is_revoking = bool(share.revoked)
-            return Step(session.epoch, share.kept, is_revoking, must_join, version, info.session_ms)
+            _renewed(txn, group, info, session, is_due=must_join)
+            return Step(session.epoch, share.kept, bool(share.revoked), must_join)
 
         return self._step(group, member, step)
 
@@ -306,11 +300,18 @@ class RemoteMembers:
         self._remove_dead(group)
         group.check_topics()
         group.rebalance(ASSIGNORS)
-        done = group.update(step)
-        if done.must_join or done.version == _OLD:
+
+        def run(txn: kv.Txn, document: Membership) -> tuple[Step, _Seen | None]:
+            done = step(txn, document)
+            if done.must_join or not document.target_is_current:
+                return done, None
+            session_ms = document.members[member].session_ms
+            return done, _Seen((document.version, catalog), session_ms)
+
+        done, seen = group.update(run)
+        if seen is None:
             self._forget(group, member)
         else:
-            seen = _Seen((done.version, catalog), done.session_ms)
             self._seen.setdefault(group.name, {})[member] = seen
         return done
 
@@ -328,11 +329,10 @@ class RemoteMembers:
 
         def step(txn: kv.Txn, document: Membership) -> _Seen:
             info, session, _ = _checked(txn, group, document, member, None, check)
-            session = _renewed(group, info, session, is_due=False)
             if session.epoch != document.version:
                 epochs = {"epoch": document.version, "previous_epoch": session.epoch}
                 session = session._replace(**epochs)
-            SESSIONS.put(txn, group.key, member, value=session)
+            _renewed(txn, group, info, session, is_due=False)
             return _Seen((document.version, catalog), info.session_ms)
 
         seen = group.update(step)
@@ -415,8 +415,7 @@ class RemoteMembers:
             session = _session(txn, group, member)
             if epoch > session.epoch:
                 raise stale
-            renewed = _renewed(group, info, session, is_due=bool(session.due_ms))
-            SESSIONS.put(txn, group.key, member, value=renewed)
+            _renewed(txn, group, info, session, is_due=bool(session.due_ms))
             refused = []
             for partition, (key, row) in rows.items():
                 owner = OWNERS.get(txn, group.key, key) or PartitionOwner()
@@ -501,9 +500,9 @@ def _session(txn: kv.Txn, group: Group, member: str) -> MemberSession:
 
 
 def _renewed(
-    group: Group, info: MemberInfo, session: MemberSession, *, is_due: bool
+    txn: kv.Txn, group: Group, info: MemberInfo, session: MemberSession, *, is_due: bool
 ) -> MemberSession:
-    """Return a session that begins now, but ends when the client must have done what is due.
+    """Begin a session now; it ends at the latest when the client must have done what is due.
 
     So whoever looks for dead members removes one that does not do it.
     """
@@ -511,9 +510,11 @@ def _renewed(
     now_ms = group.uptime()
     due_ms = (session.due_ms or now_ms + info.remote.rebalance_ms) if is_due else 0
     deadline_ms = now_ms + info.session_ms
-    return session._replace(
+    renewed = session._replace(
         deadline_ms=min(deadline_ms, due_ms) if due_ms else deadline_ms, due_ms=due_ms
     )
+    SESSIONS.put(txn, group.key, info.id, value=renewed)
+    return renewed
 
 
 def _share(txn: kv.Txn, group: Group, document: Membership, member: str) -> Share:
