@@ -785,20 +785,16 @@ class Answers:
         if commit is None:
             durable = caller.is_admin
             commit = partial(self.service.commit_offsets, request.group_id, durable=durable)
-        names = [topic.name or self.topic_name(topic.topic_id) for topic in request.topics]
-        named = zip(names, request.topics, strict=True)
-        every = [(name, item) for name, topic in named for item in topic.partitions]
-        positions = {
-            TopicPartition(name, item.partition_index): position_of(item)
-            for name, item in every
-            if name is not None and item.committed_offset >= 0
-        }
+        every = [
+            (TopicPartition(name or "", item.partition_index), position_of(item))
+            for topic in request.topics
+            for name in [topic.name or self.topic_name(topic.topic_id)]
+            for item in topic.partitions
+        ]
+        named = {part: each for part, each in every if part.topic}
+        positions = {part: each for part, each in named.items() if each.offset >= 0}
         negative = ApiError(ErrorCode.INVALID_REQUEST, "An offset must not be negative")
-        outcomes = {
-            TopicPartition(name, item.partition_index): self.failure(negative)
-            for name, item in every
-            if name is not None and item.committed_offset < 0
-        }
+        outcomes = {part: self.failure(negative) for part in named.keys() - positions}
         outcomes |= {
             part: {"error_code": 0}
             if error is None
@@ -806,11 +802,7 @@ class Answers:
             for part, error in commit(positions).items()
         }
         no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
-        codes = (
-            outcomes.get(TopicPartition(name or "", item.partition_index), no_topic)
-            for name, item in every
-        )
-        return offsets_committed(request, codes)
+        return offsets_committed(request, (outcomes.get(part, no_topic) for part, _ in every))
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes committed offsets."""

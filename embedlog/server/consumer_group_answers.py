@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 from embedlog.errors import GroupIdNotFoundError
-from embedlog.group import Group
 from embedlog.groups.membership import MODERN, MemberInfo, MemberSession, has_modern_members
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
@@ -23,8 +22,8 @@ from embedlog.server.heartbeat_answers import (
     described_member,
     stored,
 )
+from embedlog.server.patterns import matching
 from embedlog.server.remote_members import LEFT
-from embedlog.server.subscriptions import matching_topics
 
 _UNIFORM = ("cooperative-sticky", "sticky", "range", "roundrobin")
 _ASSIGNORS = {
@@ -53,7 +52,8 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
         owned = self._owned(request)
         check = partial(check_epoch, epoch, owned)
         if epoch == JOIN:
-            self._join(group, member, request, caller)
+            info = self._joining(member, request, caller, MODERN, _ASSIGNORS["uniform"])
+            self._members.admit(group, self._changed(info, request))
         elif _says_nothing(request) and self._is_unchanged(group, member, epoch):
             return alive(member, epoch)
         else:
@@ -62,19 +62,6 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
         step = self._members.follow(group, member, instance, owned, check)
         says_all = _says_all(request)
         return self._answer(group, member, step.epoch, step.assigned.keys(), says_all=says_all)
-
-    def _join(self, group: Group, member: str, request: Any, caller: Caller) -> None:
-        def check(other: MemberInfo, session: MemberSession) -> None:
-            is_modern = other.remote is not None and other.remote.protocol == MODERN
-            # One whose time is over may be there still: nobody else may look.
-            if is_modern and session.epoch != LEFT and session.deadline_ms > group.uptime():
-                raise ApiError(
-                    ErrorCode.UNRELEASED_INSTANCE_ID,
-                    f"The member {other.id} has the instance id {other.instance_id}",
-                )
-
-        info = self._joining(member, request, caller, MODERN, _ASSIGNORS["uniform"])
-        self._members.admit(group, self._changed(info, request), check)
 
     def _changed(self, info: MemberInfo, request: Any) -> MemberInfo:
         """Return what the group knows of a member after a request, which leaves out what stays."""
@@ -91,7 +78,7 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
             client = client._replace(rebalance_ms=request.rebalance_timeout_ms)
         topics = set(client.topics)
         if client.pattern is not None:
-            topics |= matching_topics(client.pattern, self._log.root.topics())
+            topics.update(matching(client.pattern, self._log.topics()))
         if request.server_assignor is not None:
             info = info._replace(assignors=_ASSIGNORS[request.server_assignor])
         return info._replace(topics=tuple(sorted(topics)), remote=client)
@@ -141,26 +128,22 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
         }
 
 
+def _names_topics(request: Any) -> bool:
+    said = request.subscribed_topic_names, request.subscribed_topic_regex
+    return said != (None, None)
+
+
 def _says_all(request: Any) -> bool:
     """Whether a request says everything, as after a failure: it is answered likewise."""
-    return request.topic_partitions is not None and (
-        request.rebalance_timeout_ms >= 0
-        and (
-            request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
-        )
-    )
+    has_partitions = request.topic_partitions is not None
+    return has_partitions and request.rebalance_timeout_ms >= 0 and _names_topics(request)
 
 
 def _says_nothing(request: Any) -> bool:
     """Whether a request only says that the client lives."""
-    return (
-        request.topic_partitions is None
-        and request.subscribed_topic_names is None
-        and request.subscribed_topic_regex is None
-        and request.server_assignor is None
-        and request.rack_id is None
-        and request.rebalance_timeout_ms < 0
-    )
+    said = request.topic_partitions, request.server_assignor, request.rack_id
+    is_silent = said == (None, None, None) and request.rebalance_timeout_ms < 0
+    return is_silent and not _names_topics(request)
 
 
 def _check(request: Any, version: int) -> None:
@@ -169,9 +152,7 @@ def _check(request: Any, version: int) -> None:
     Raises:
         ApiError: They do not.
     """
-    epoch, pattern = request.member_epoch, request.subscribed_topic_regex
-    has_topics = request.subscribed_topic_names is not None or pattern is not None
-    joins = epoch == JOIN
+    epoch, joins = request.member_epoch, request.member_epoch == JOIN
     wrong = {
         "GroupId can't be empty.": not request.group_id,
         "MemberId can't be empty.": not request.member_id and (version > 0 or not joins),
@@ -184,7 +165,7 @@ def _check(request: Any, version: int) -> None:
         "TopicPartitions must be empty when (re-)joining.": joins
         and request.topic_partitions != [],
         "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.": (
-            joins and not has_topics
+            joins and not _names_topics(request)
         ),
     }
     check_fields(wrong, request.member_id)

@@ -68,10 +68,8 @@ class GroupAnswers:
     def join_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: the generation, and for the leader of a group in memory the members."""
         try:
-            if self._is_in_memory(request):
-                client = caller.client_id, caller.client_host
-                return self._groups.join(request, caller.version, *client)
-            return self._classic.join(request, caller)
+            joined = self._groups if self._is_in_memory(request) else self._classic
+            return joined.join(request, caller)
         except (ApiError, EmbedlogError) as error:
             told = error.member_id if isinstance(error, MemberIdRequiredError) else None
             return {
@@ -141,17 +139,14 @@ class GroupAnswers:
         epoch, commit = request.generation_id_or_member_epoch, None
         member, instance = request.member_id, request.group_instance_id
         try:
+            group = self._members.group(request.group_id)
             if self._groups.find(request.group_id) is not None:
                 self._groups.check_committer(request.group_id, epoch, member, instance)
-            elif epoch >= 0 or (member and self._has_members(request.group_id)):
-                group = self._members.group(request.group_id)
+            elif epoch >= 0 or (member and group.read().members):
                 commit = partial(self._members.commit, group, member, instance, epoch)
             return self._answers.offset_commit(request, caller, commit)
         except (ApiError, EmbedlogError) as error:
             return offsets_committed(request, repeat(self._answers.failure(error)))
-
-    def _has_members(self, group: str) -> bool:
-        return bool(self._members.group(group).read().members)
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups, if who asks as a member is one."""

@@ -28,6 +28,7 @@ from embedlog.groups import LOCKS, offsets, ownership
 from embedlog.groups.membership import (
     CLASSIC,
     IN_MEMORY,
+    MODERN,
     SESSIONS,
     MemberInfo,
     MemberSession,
@@ -113,24 +114,16 @@ class RemoteMembers:
 
     # Membership
 
-    def admit(
-        self,
-        group: Group,
-        info: MemberInfo,
-        check: Callable[[MemberInfo, MemberSession], None] = lambda *_: None,
-        *,
-        comes_back: bool = False,
-    ) -> None:
+    def admit(self, group: Group, info: MemberInfo, *, comes_back: bool = False) -> None:
         """Add a member, or change it; it replaces one with the same instance id.
 
         Args:
             group: The group.
             info: The member.
-            check: Raises if it may not replace a member.
             comes_back: Whether it must be a member already.
 
         Raises:
-            ApiError: Another kind of member has its id.
+            ApiError: Another kind of member has its id, or another client its instance id.
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
             InconsistentGroupProtocolError: It has no assignor in common with the others, or the
                 group is one of another kind.
@@ -141,9 +134,7 @@ class RemoteMembers:
                 document.check_member(info.id, info.instance_id, group.name)
             before = document.members.get(info.id)
             if before is None:
-                for other in document.members.values():
-                    if info.instance_id is not None and other.instance_id == info.instance_id:
-                        check(other, _session(txn, group, other.id))
+                _check_released(txn, group, document, info)
                 return group.admit(txn, document, info)
             if _kind(before) != _kind(info):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")
@@ -399,40 +390,37 @@ class RemoteMembers:
             ApiError: The epoch is none of the member's.
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
         """
-        outcomes: dict[TopicPartition, EmbedlogError | ApiError | None] = {}
-        rows: dict[TopicPartition, tuple[bytes, bytes]] = {}
+        outcomes: dict[TopicPartition, EmbedlogError | ApiError | None] = dict.fromkeys(positions)
+        rows: dict[TopicPartition, dict[bytes, bytes]] = {}
         for partition, position in positions.items():
             try:
-                ((key, row),) = group.encode({partition: position}).items()
-                rows[partition] = key, row
-                outcomes[partition] = None
+                rows[partition] = group.encode({partition: position})
             except EmbedlogError as error:
                 outcomes[partition] = error
 
-        def step(txn: kv.Txn) -> list[TopicPartition]:
+        def step(txn: kv.Txn) -> dict[TopicPartition, ApiError]:
             info = _info(group, group.load(txn), member, instance)
             stale = _stale_epoch(info, epoch)
             session = _session(txn, group, member)
             if epoch > session.epoch:
                 raise stale
             _renewed(txn, group, info, session, is_due=bool(session.due_ms))
-            refused = []
-            for partition, (key, row) in rows.items():
-                owner = OWNERS.get(txn, group.key, key) or PartitionOwner()
+            refused = {}
+            for partition, row in rows.items():
+                owner = OWNERS.get(txn, group.key, *row) or PartitionOwner()
                 # One that was lost and came back has the generation in which it came back.
                 own = owner.member == member and owner.generation <= epoch
                 if own or (owner.epoch == 0 and epoch == session.epoch):
-                    offsets.put(txn, group.key, {key: row})
+                    offsets.put(txn, group.key, row)
                 else:
-                    refused.append(partition)
+                    refused[partition] = stale
             return refused
 
         live = group.context.live
         live.check_linked()
         refused = group.settled(lambda: live.write(step))
         group.checkpoint()
-        info = group.read().members.get(member)
-        return outcomes | {each: _stale_epoch(info, epoch) for each in refused}
+        return outcomes | refused
 
     def check_reader(self, group: Group, member: str, epoch: int) -> None:
         """Raise unless a member may read committed offsets.
@@ -456,8 +444,25 @@ def _kind(info: MemberInfo) -> tuple[str | None, str | None]:
     return info.instance_id, info.remote and info.remote.protocol
 
 
-def _stale_epoch(info: MemberInfo | None, epoch: int) -> ApiError:
-    is_classic = info is None or info.remote is None or info.remote.protocol == CLASSIC
+def _check_released(txn: kv.Txn, group: Group, document: Membership, info: MemberInfo) -> None:
+    """Raise if a client with the protocol of KIP-848 would replace one that lives.
+
+    Raises:
+        ApiError: It would.
+    """
+    kind = instance, protocol = _kind(info)
+    if instance is None or protocol != MODERN:
+        return
+    for other in [each for each in document.members.values() if _kind(each) == kind]:
+        session = _session(txn, group, other.id)
+        # One whose time is over may be there still: nobody else may look.
+        if session.epoch != LEFT and session.deadline_ms > group.uptime():
+            text = f"The member {other.id} has the instance id {instance}"
+            raise ApiError(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+
+
+def _stale_epoch(info: MemberInfo, epoch: int) -> ApiError:
+    is_classic = info.remote is not None and info.remote.protocol == CLASSIC
     code = ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
     return ApiError(code, f"The member does not own the partition in generation {epoch}")
 

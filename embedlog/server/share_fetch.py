@@ -98,10 +98,7 @@ class ShareFetcher:
             failed |= dict.fromkeys(outcome.missing, self._fetcher.answers.failure(error))
         errors |= {session.places[key]: each for key, each in failed.items()}
         fields = {place: _NOTHING | each for place, each in errors.items()}
-        for key, (records, ranges) in found.items():
-            acquired = {"records": records, "acquired_records": ranges}
-            fields[session.places[key]] = acquired
-        return fields
+        return fields | {session.places[key]: each for key, each in found.items()}
 
     def share_acknowledge(self, request: Any, caller: Caller) -> Fields:
         """Answer: what became of acknowledgements.

@@ -107,14 +107,14 @@ class ShareGroupAnswers(HeartbeatAnswers):
                 lags = self._log.groups[asked.group_id].lag()
             wanted: Iterable[TopicPartition] = rows
             if asked.topics is not None:
-                every = [(each.topic_name, each.partitions) for each in asked.topics]
-                wanted = [TopicPartition(name, n) for name, numbers in every for n in numbers]
+                topics = asked.topics
+                wanted = [TopicPartition(t.topic_name, n) for t in topics for n in t.partitions]
             for tp in wanted:
                 fields: Fields = {"start_offset": -1, "lag": -1}
                 if tp in rows:
                     offset, _, epoch = rows[tp].position
-                    fields = {"start_offset": offset, "leader_epoch": epoch or 0}
-                    fields["lag"] = lags.get(tp, -1)
+                    fields = {"start_offset": offset, "lag": lags.get(tp, -1)}
+                    fields["leader_epoch"] = epoch or 0
                 found.append((tp, fields))
             return {"topics": self._with_ids(by_topic(found, "topic_name"))}
 

@@ -6,11 +6,9 @@ import struct
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from embedlog.catalog import INTERNAL
 from embedlog.groups.membership import MemberInfo, RemoteClient
 from embedlog.server.answers import Caller
 from embedlog.server.error_codes import ApiError, ErrorCode
-from embedlog.server.patterns import matching
 from embedlog.server.protocol import MalformedMessageError, decode
 
 MOST_ID_BYTES = 140
@@ -90,12 +88,3 @@ def remote_info(
         joined_ms=joined_ms,
         remote=client,
     )
-
-
-def matching_topics(pattern: str, names: Collection[str]) -> set[str]:
-    """Return the topics of which a pattern matches the whole name, but no internal ones.
-
-    Raises:
-        ApiError: It is no regular expression of RE2.
-    """
-    return set(matching(pattern, [name for name in names if not name.startswith(INTERNAL)]))

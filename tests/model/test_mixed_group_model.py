@@ -730,7 +730,7 @@ BUGS = {
         MEMBERS + "RemoteMembers.admit", {"if comes_back": "if False"}
     ),
     "an instance id is held by a dead client": Change(
-        f"{SERVER}consumer_group_answers:ConsumerGroupAnswers._join",
+        MEMBERS + "_check_released",
         {" and session.deadline_ms > group.uptime()": ""},
     ),
     "who leaves keeps its partitions": Change(
