@@ -263,7 +263,7 @@ class RemoteMembers:
                     session = session._replace(
                         epoch=document.generation, previous_epoch=session.epoch
                     )
-            session = _renewed(txn, group, info, session, is_due=is_revoking or confirms)
+            session = _renew(txn, group, info, session, is_due=is_revoking or confirms)
             return Step(session.epoch, assigned, is_revoking, is_revoking)
 
         return self._step(group, member, step)
@@ -280,7 +280,7 @@ class RemoteMembers:
             info, session, share = _checked(txn, group, document, member, instance, check)
             is_late = session.epoch != document.generation
             must_join = is_late or bool(share.revoked) or bool(share.free)
-            _renewed(txn, group, info, session, is_due=must_join)
+            _renew(txn, group, info, session, is_due=must_join)
             return Step(session.epoch, share.kept, bool(share.revoked), must_join)
 
         return self._step(group, member, step)
@@ -323,7 +323,7 @@ class RemoteMembers:
             if session.epoch != document.version:
                 epochs = {"epoch": document.version, "previous_epoch": session.epoch}
                 session = session._replace(**epochs)
-            _renewed(txn, group, info, session, is_due=False)
+            _renew(txn, group, info, session, is_due=False)
             return _Seen((document.version, catalog), info.session_ms)
 
         seen = group.update(step)
@@ -404,7 +404,7 @@ class RemoteMembers:
             session = _session(txn, group, member)
             if epoch > session.epoch:
                 raise stale
-            _renewed(txn, group, info, session, is_due=bool(session.due_ms))
+            _renew(txn, group, info, session, is_due=bool(session.due_ms))
             refused = {}
             for partition, row in rows.items():
                 owner = OWNERS.get(txn, group.key, *row) or PartitionOwner()
@@ -504,10 +504,10 @@ def _session(txn: kv.Txn, group: Group, member: str) -> MemberSession:
     return SESSIONS.get(txn, group.key, member) or MemberSession(0)
 
 
-def _renewed(
+def _renew(
     txn: kv.Txn, group: Group, info: MemberInfo, session: MemberSession, *, is_due: bool
 ) -> MemberSession:
-    """Begin a session now; it ends at the latest when the client must have done what is due.
+    """Begin a session anew, and return it; it ends when the client must have done what is due.
 
     So whoever looks for dead members removes one that does not do it.
     """

@@ -674,7 +674,7 @@ TestMixedGroupModel.settings = settings(stateful_step_count=40)
 
 MEMBERS, HEARTBEATS = f"{SERVER}remote_members:", f"{SERVER}heartbeat_answers:"
 RENEWED, FOLLOW, COMMIT = (
-    MEMBERS + name for name in ("_renewed", "RemoteMembers.follow", "RemoteMembers.commit")
+    MEMBERS + name for name in ("_renew", "RemoteMembers.follow", "RemoteMembers.commit")
 )
 BUGS = {
     "a heartbeat does not renew the session": Change(
