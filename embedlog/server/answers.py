@@ -150,7 +150,9 @@ class Answers:
         self, topics: Iterable[Any], call: Callable[[TopicPartition, Any], Fields | None]
     ) -> list[Fields]:
         """Return the outcome of a call for each partition of a request, by topic."""
-        return by_topic((part, self.outcome(call, part, item)) for part, item in _items(topics))
+        return by_topic(
+            (part, self.outcome(call, part, item)) for part, item in partitions_of(topics)
+        )
 
     def topic_name(self, number: UUID) -> str | None:
         """Return the name of the topic that has an id; None without one."""
@@ -728,22 +730,21 @@ class Answers:
         names = request.groups_names
         return {"results": [{"group_id": name, **self.outcome(delete, name)} for name in names]}
 
-    def offset_fetch(self, request: Any, caller: Caller) -> Fields:
-        """Answer: the committed offsets of groups."""
+    def offset_fetch(
+        self, request: Any, caller: Caller, check: Callable[[Any], object] = lambda _: None
+    ) -> Fields:
+        """Answer: the committed offsets of groups; ``check`` raises if a group is not shown."""
+
+        def fetch(asked: Any) -> Fields:
+            check(asked)
+            return self._offsets_of(asked.group_id, asked.topics, stable, caller)
+
         stable = getattr(request, "require_stable", False)
         if caller.version < 8:
             asked = request.group_id, request.topics, stable, caller
             found = self.outcome(self._offsets_of, *asked)
             return {"topics": [], **found}
-        return {
-            "groups": [
-                {
-                    "group_id": each.group_id,
-                    **self.outcome(self._offsets_of, each.group_id, each.topics, stable, caller),
-                }
-                for each in request.groups
-            ]
-        }
+        return {"groups": self.each(request.groups, ("group_id",), fetch)}
 
     def _offsets_of(self, group: str, topics: Any, stable: bool, caller: Caller) -> Fields:
         """Return the committed offsets of a group, by default all of them.
@@ -784,20 +785,16 @@ class Answers:
         if commit is None:
             durable = caller.is_admin
             commit = partial(self.service.commit_offsets, request.group_id, durable=durable)
-        names = [topic.name or self.topic_name(topic.topic_id) for topic in request.topics]
-        named = list(zip(names, request.topics, strict=True))
-        every = [(name, item) for name, topic in named for item in topic.partitions]
-        positions = {
-            TopicPartition(name, item.partition_index): _committed(item)
-            for name, item in every
-            if name is not None and item.committed_offset >= 0
-        }
+        every = [
+            (TopicPartition(name or "", item.partition_index), position_of(item))
+            for topic in request.topics
+            for name in [topic.name or self.topic_name(topic.topic_id)]
+            for item in topic.partitions
+        ]
+        named = {part: each for part, each in every if part.topic}
+        positions = {part: each for part, each in named.items() if each.offset >= 0}
         negative = ApiError(ErrorCode.INVALID_REQUEST, "An offset must not be negative")
-        outcomes = {
-            TopicPartition(name, item.partition_index): self.failure(negative)
-            for name, item in every
-            if name is not None and item.committed_offset < 0
-        }
+        outcomes = {part: self.failure(negative) for part in named.keys() - positions}
         outcomes |= {
             part: {"error_code": 0}
             if error is None
@@ -805,22 +802,7 @@ class Answers:
             for part, error in commit(positions).items()
         }
         no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
-        return {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "topic_id": topic.topic_id,
-                    "partitions": [
-                        {
-                            "partition_index": n,
-                            **outcomes.get(TopicPartition(name or "", n), no_topic),
-                        }
-                        for n in (item.partition_index for item in topic.partitions)
-                    ],
-                }
-                for name, topic in named
-            ]
-        }
+        return offsets_committed(request, (outcomes.get(part, no_topic) for part, _ in every))
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes committed offsets."""
@@ -901,19 +883,45 @@ def _in_order(assigned: dict[int, Any]) -> list[Any]:
     return [assigned[number] for number in range(len(assigned))]
 
 
-def _items(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
+def partitions_of(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
     """Yield the partitions that a request names, with what it says of each."""
     for topic in topics:
         for item in topic.partitions:
             yield TopicPartition(topic.name, item.partition_index), item
 
 
-def by_topic(results: Iterable[tuple[TopicPartition, Fields]]) -> list[Fields]:
-    """Return the results of partitions as a response has them."""
-    topics: dict[str, list[Fields]] = {}
+def by_topic(results: Iterable[tuple[tuple[Any, int], Fields]], name: str = "name") -> list[Fields]:
+    """Return the results of partitions as a response has them; ``name`` is that of the topic."""
+    topics: dict[Any, list[Fields]] = {}
     for (topic, number), fields in results:
         topics.setdefault(topic, []).append({"partition_index": number, **fields})
-    return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+    return [{name: topic, "partitions": partitions} for topic, partitions in topics.items()]
+
+
+def numbers_by_topic(partitions: Iterable[tuple[Any, int]], name: str) -> list[Fields]:
+    """Return the numbers of partitions as messages have them; ``name`` is that of the topic."""
+    topics: dict[Any, list[int]] = {}
+    for topic, number in sorted(partitions):
+        topics.setdefault(topic, []).append(number)
+    return [{name: topic, "partitions": numbers} for topic, numbers in topics.items()]
+
+
+def offsets_committed(request: Any, codes: Iterable[Fields]) -> Fields:
+    """Return the answer to a request to commit offsets, of which each partition has a code."""
+    following = iter(codes)
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "topic_id": topic.topic_id,
+                "partitions": [
+                    {"partition_index": item.partition_index, **next(following)}
+                    for item in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
 
 
 def _entries(
@@ -947,7 +955,8 @@ def _entries(
     return entries
 
 
-def _committed(item: Any) -> OffsetAndMetadata:
+def position_of(item: Any) -> OffsetAndMetadata:
+    """Return what a request commits in a partition."""
     epoch = item.committed_leader_epoch
     metadata = item.committed_metadata or ""
     return OffsetAndMetadata(item.committed_offset, metadata, None if epoch < 0 else epoch)
@@ -961,19 +970,14 @@ def _position(committed: OffsetAndMetadata | None) -> Fields:
 
 def _member(member: Any, host: str) -> Fields:
     """Return a member of a group of the log as a consumer would have described itself."""
-    assigned: dict[str, list[int]] = {}
-    for topic, number in sorted(member.partitions):
-        assigned.setdefault(topic, []).append(number)
-    partitions = [{"topic": name, "partitions": numbers} for name, numbers in assigned.items()]
+    assigned = numbers_by_topic(member.partitions, "topic")
     return {
         "member_id": member.member_id,
         "group_instance_id": member.group_instance_id,
         "client_id": member.client_id,
         "client_host": f"/{member.client_host or host}",
         "member_metadata": versioned("ConsumerProtocolSubscription", topics=list(member.topics)),
-        "member_assignment": versioned(
-            "ConsumerProtocolAssignment", assigned_partitions=partitions
-        ),
+        "member_assignment": versioned("ConsumerProtocolAssignment", assigned_partitions=assigned),
     }
 
 
