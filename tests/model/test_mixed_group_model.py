@@ -576,7 +576,7 @@ class MixedGroupModel(GroupModel):
     # Committing
 
     def _may_commit(self, id_: str, row: bytes, epoch: int) -> bool:
-        """What it owns since its epoch, and with its current one also what nobody has owned (M31)."""
+        """What it owns since its epoch, and with its current one what nobody has owned (M31)."""
         remote, owner = self.remote.get(id_), self.owner.get(row)
         if remote is None or epoch > remote.epoch:
             return False
