@@ -62,7 +62,7 @@ COMMANDS = {
     "dead-letters": "list, show or replay records that groups could not handle",
     "dead-letters list": "print where dead letters came from, and why they are there",
     "dead-letters show": "print dead letters with their values and the stacks of their errors",
-    "dead-letters replay": "send dead letters back where they came from; a dry run without --execute",
+    "dead-letters replay": "send dead letters back to their topics; a dry run without --execute",
     "schemas": "list, show, register, check or delete Avro schemas",
     "schemas list": "print all subjects",
     "schemas show": "print a schema, by default the latest version",
