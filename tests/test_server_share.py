@@ -435,6 +435,17 @@ def test_each_request_is_the_next_one_of_its_session(log, join):
     assert lag(log) == 1
 
 
+def test_a_session_ends_after_its_client_has_left(log, join):
+    """As librdkafka's does; what it acknowledges then is refused, since its records are free."""
+    for said, code in [((), 0), (((0, 0, ACCEPT),), ErrorCode.SHARE_SESSION_NOT_FOUND)]:
+        append(log, b"x")
+        first = join("a")
+        assert len(first.fetch()) == 1
+        assert first.beat(epoch=-1) == 0
+        assert first.acknowledge(*said, share_session_epoch=-1) == code
+        first.client.close()
+
+
 def test_a_connection_has_so_many_sessions(log, join, monkeypatch):
     monkeypatch.setattr(share_fetch, "_MAX_SESSIONS", 1)
     first, second = join("a"), join("b")

@@ -129,8 +129,11 @@ class ShareFetcher:
             session = self._session(request)
             fields = answer(session)
         except UnknownMemberIdError as error:
-            # The client does not know it yet, and would ask again and again.
             self._forget(request)
+            said = (item.acknowledgement_batches for _, item in items_of(request))
+            if request.share_session_epoch == _FINAL and not any(said):
+                return {}  # librdkafka leaves the group before it ends the session.
+            # The client does not know it yet, and would ask again and again.
             self._watch.wait({}, deadline)
             raise ApiError(ErrorCode.SHARE_SESSION_NOT_FOUND, str(error)) from error
         if request.share_session_epoch == _FINAL:

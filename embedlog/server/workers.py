@@ -62,7 +62,11 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
     with ExitStack() as opened:
         for number in range(count):
             address = host, port and port + number
-            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            try:
+                listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            except OSError as error:
+                error.strerror = f"{error.strerror}; pass another address, or port 0 for a free one"
+                raise
             listeners.append(opened.enter_context(listener))
             link = opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None
             links.append(link)
