@@ -830,8 +830,11 @@ class ReplicasModel(RuleBasedStateMachine):
             assignment = self.root(handle).controller.assignment(part.key)
             assert assignment is not None
             part.holders = set(assignment.isr)
-            for record in part.records.values():
-                record.losable |= not can_be_had and (part.compacts or record.value not in kept)
+            # A copy ends where it has a hole: what is beyond that is lost, too.
+            lacks = part.compacts
+            for _, record in sorted(part.records.items()):
+                lacks |= record.value not in kept
+                record.losable |= lacks and not can_be_had
         self._observe()
         self.electing = b""
 
