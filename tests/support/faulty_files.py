@@ -552,7 +552,8 @@ class FaultyFiles(Files):
         # The constructor of the parent class may call this one before it is done.
         record = getattr(self, "_record", None)
         if record:
-            record.close()
+            with self._mutex:  # Another thread may be looking at them.
+                record.close()
 
     def after_fork(self) -> None:
         self._record = None
