@@ -9,6 +9,7 @@ from collections.abc import Callable
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.lazy import pa
 from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.protocol import read_uvarint
 
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 """By the number in the attributes of a batch."""
@@ -26,7 +27,7 @@ def decompress(codec: str, data: memoryview, limit: int = MAX_BATCH_BYTES) -> by
     """
     try:
         return _DECOMPRESS[codec](data, limit)
-    except (OSError, zlib.error, struct.error, IndexError, pa.ArrowException) as error:
+    except (OSError, zlib.error, struct.error, IndexError, ValueError, pa.ArrowException) as error:
         raise ApiError(
             ErrorCode.CORRUPT_MESSAGE, f"The batch is not compressed by {codec}: {error}"
         ) from error
@@ -79,12 +80,7 @@ def _snappy(data: memoryview, limit: int) -> bytes:
 
 
 def _snappy_block(data: memoryview, limit: int) -> bytes:
-    size = shift = 0
-    for byte in data[:5]:
-        size |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            break
+    size, _ = read_uvarint(data, 0)
     if size > limit:
         raise _too_large(limit)
     result: bytes = pa.Codec("snappy").decompress(pa.py_buffer(data), size, asbytes=True)
