@@ -14,7 +14,7 @@ from embedlog.assignor.select import BUILT_IN
 from embedlog.group import Group
 from embedlog.groups.membership import CLASSIC, MemberInfo, RemoteClient
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.server.answers import Answers, Caller, Fields, versioned
+from embedlog.server.answers import Answers, Caller, Fields, assignment
 from embedlog.server.classic_groups import MAX_SESSION_MS, REQUIRES_ID_SINCE, MemberIdRequiredError
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.remote_members import RemoteMembers, Step
@@ -108,14 +108,10 @@ class ClassicMembers:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if step.must_join and not step.is_revoking:
             raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
-        topics: dict[str, list[int]] = {}
-        for topic, number in sorted(step.assigned.values()):
-            topics.setdefault(topic, []).append(number)
-        assigned = [{"topic": name, "partitions": numbers} for name, numbers in topics.items()]
         return {
             "protocol_type": PROTOCOL,
             "protocol_name": request.protocol_name,
-            "assignment": versioned("ConsumerProtocolAssignment", assigned_partitions=assigned),
+            "assignment": assignment(step.assigned.values()),
         }
 
     def heartbeat(self, request: Any) -> None:

@@ -13,8 +13,7 @@ from embedlog.batch import Batch
 from embedlog.errors import EmbedlogError
 from embedlog.partition import PartitionLog, PartitionReader
 from embedlog.partition.tail import Tail
-from embedlog.record import TopicPartition
-from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.answers import Answers, Caller, Fields, check_epoch
 from embedlog.server.error_codes import ApiError
 from embedlog.server.fetch_session import FetchSession, PartitionKey, partitions_of
 from embedlog.server.memory import MemoryBudget
@@ -173,8 +172,7 @@ class _Answer:
         log = fetcher.answers.partition(name, item.partition)
         log.refresh()
         tail = log.tail()
-        partition = TopicPartition(name, item.partition)
-        fetcher.answers.check_epoch(partition, item.current_leader_epoch)
+        check_epoch(log, item.current_leader_epoch)
         end = self.ends[log] = log.visible_end(tail)
         if self._left is None and item.fetch_offset < end:
             request = self._request
