@@ -114,9 +114,7 @@ class TailWatch:
 
 def _due(waiting: list[_Waiting]) -> list[_Waiting]:
     """Return those that have what they wait for."""
-    ends: dict[PartitionLog, int | None] = {}
-    for log in {log for each in waiting for log in each.ends}:
-        ends[log] = end_of(log)
+    ends = {log: end_of(log) for log in {log for each in waiting for log in each.ends}}
     return [
         each
         for each in waiting

@@ -55,19 +55,22 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
         OSError: An address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listeners, links = list[socket.socket](), list[socket.socket | None]()
     with ExitStack() as opened:
-        for number in range(count):
-            address = host, port and port + number
-            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
-            listeners.append(opened.enter_context(listener))
-            link = opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None
-            links.append(link)
+        sockets = [
+            (
+                opened.enter_context(
+                    socket.create_server(
+                        (host, port and port + number), family=family, backlog=_BACKLOG
+                    )
+                ),
+                opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None,
+            )
+            for number in range(count)
+        ]
         opened.pop_all()
-    ports = tuple(each.getsockname()[1] for each in listeners)
-    addresses = tuple(each.getsockname() for each in links if each is not None)
-    pairs = enumerate(zip(listeners, links, strict=True))
-    return [Worker(number, *pair, ports, addresses) for number, pair in pairs]
+    ports = tuple(listener.getsockname()[1] for listener, _ in sockets)
+    addresses = tuple(links.getsockname() for _, links in sockets if links is not None)
+    return [Worker(number, *pair, ports, addresses) for number, pair in enumerate(sockets)]
 
 
 class Workers:
