@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.lazy import pa
@@ -49,18 +50,15 @@ def _gzip(data: memoryview, limit: int) -> bytes:
     return result
 
 
-def _stream(codec: str) -> Callable[[memoryview, int], bytes]:
-    def decompress(data: memoryview, limit: int) -> bytes:
-        chunks, left = [], limit + 1
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
-            while left > 0 and (chunk := stream.read(min(left, _CHUNK_BYTES))):
-                chunks.append(chunk)
-                left -= len(chunk)
-        if left <= 0:
-            raise _too_large(limit)
-        return b"".join(chunks)
-
-    return decompress
+def _stream(codec: str, data: memoryview, limit: int) -> bytes:
+    chunks, left = [], limit + 1
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
+        while left > 0 and (chunk := stream.read(min(left, _CHUNK_BYTES))):
+            chunks.append(chunk)
+            left -= len(chunk)
+    if left <= 0:
+        raise _too_large(limit)
+    return b"".join(chunks)
 
 
 def _snappy(data: memoryview, limit: int) -> bytes:
@@ -90,6 +88,6 @@ def _snappy_block(data: memoryview, limit: int) -> bytes:
 _DECOMPRESS: dict[str, Callable[[memoryview, int], bytes]] = {
     "gzip": _gzip,
     "snappy": _snappy,
-    "lz4": _stream("lz4"),
-    "zstd": _stream("zstd"),
+    "lz4": partial(_stream, "lz4"),
+    "zstd": partial(_stream, "zstd"),
 }

@@ -428,14 +428,10 @@ def _bytes_encoder(field: _Field) -> Encode:
         if value is None:
             write(null)
             return
-        if isinstance(value, list):
-            write(size_of(sum(map(len, value))))
-            for part in value:
-                write(part)
-            return
-        data = value.encode() if is_text else value
-        write(size_of(len(data)))
-        write(data)
+        parts = value if isinstance(value, list) else [value.encode() if is_text else value]
+        write(size_of(sum(map(len, parts))))
+        for part in parts:
+            write(part)
 
     return encode
 

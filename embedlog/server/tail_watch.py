@@ -77,9 +77,8 @@ class TailWatch:
             self._changed.notify()
         if not self._root.closed and self._root.wake.rings:
             self._root.wake.advance()
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         page = None
