@@ -287,12 +287,12 @@ class Group:
 
         removed = self.update(step)
         for info in removed:
-            self.delete_lock_file(info.lock)
+            self.delete_lock_files(info.lock)
         return [info.id for info in removed]
 
-    def delete_lock_file(self, path: str) -> None:
-        """Delete the lock file of a member that was removed, if it has one."""
-        if path:
+    def delete_lock_files(self, paths: str) -> None:
+        """Delete the lock files of a member that was removed, if it has any."""
+        for path in paths.split():
             self.context.files.unlink(path, missing_ok=True)
 
     def _expired_members(self, txn: kv.Txn, now_ms: int) -> set[str]:

@@ -15,7 +15,7 @@ from support.wire_members import Classic, Modern, Partitions, partitions, subscr
 import embedlog
 from embedlog.errors import InconsistentGroupProtocolError
 from embedlog.record import TopicPartition
-from embedlog.server import consumer_group_answers
+from embedlog.server import heartbeat_answers
 from embedlog.server.error_codes import ErrorCode
 
 SHORT = 300
@@ -154,7 +154,7 @@ def test_a_static_member_comes_back(log, clients):
 
 def test_a_static_member_that_died_is_replaced(log, clients, monkeypatch):
     """Once its time is over, by whoever comes first: there may be no other member (M8, M13)."""
-    monkeypatch.setattr(consumer_group_answers, "SESSION_MS", SHORT)
+    monkeypatch.setattr(heartbeat_answers, "SESSION_MS", SHORT)
     assert clients(Modern, instance_id="one").join() == ALL
     again = clients(Modern, instance_id="one")
     time.sleep(2 * SHORT / 1000)
@@ -217,7 +217,7 @@ def test_who_does_not_give_up_in_time_is_removed(log, clients):
 
 def test_a_silent_client_is_removed(log, clients, monkeypatch):
     """After its session, by whoever of the group asks next, also a program in Python."""
-    monkeypatch.setattr(consumer_group_answers, "SESSION_MS", SHORT)
+    monkeypatch.setattr(heartbeat_answers, "SESSION_MS", SHORT)
     clients(Modern).join()
     with log.consumer("t", group_id="g", heartbeat_interval_ms=50) as consumer:
         while consumer.assignment() != ALL:

@@ -17,7 +17,7 @@ from test_server_batches import read_by_kafka_python
 from test_server_transactions import KilledServer
 
 from embedlog.record import TopicPartition
-from embedlog.server import share_fetch, share_group_answers
+from embedlog.server import heartbeat_answers, share_fetch
 from embedlog.server.cluster import topic_id
 from embedlog.server.error_codes import ErrorCode
 from embedlog.share.share_group import ShareGroup
@@ -214,10 +214,10 @@ def test_a_heartbeat_that_makes_no_sense_is_refused(log, join):
 def test_a_silent_client_is_removed(log, join, monkeypatch):
     """It is told so by its next request, and its records are free."""
     append(log, b"x")
-    monkeypatch.setattr(share_group_answers, "SESSION_MS", SHORT_MS)
+    monkeypatch.setattr(heartbeat_answers, "SESSION_MS", SHORT_MS)
     first = join("a")
     assert first.fetch() == [(0, 1, b"x")]
-    monkeypatch.setattr(share_group_answers, "SESSION_MS", LONG_MS)
+    monkeypatch.setattr(heartbeat_answers, "SESSION_MS", LONG_MS)
     second = join("b")
     while len(ShareGroup(log.root, "g").read().members) == 2:
         assert second.beat() == 0
@@ -433,6 +433,17 @@ def test_each_request_is_the_next_one_of_its_session(log, join):
     sharer.epoch = 0
     assert sharer.fetch() == [(0, 3, b"x")]
     assert lag(log) == 1
+
+
+def test_a_session_ends_after_its_client_has_left(log, join):
+    """As librdkafka's does; what it acknowledges then is refused, since its records are free."""
+    for said, code in [((), 0), (((0, 0, ACCEPT),), ErrorCode.SHARE_SESSION_NOT_FOUND)]:
+        append(log, b"x")
+        first = join("a")
+        assert len(first.fetch()) == 1
+        assert first.beat(epoch=-1) == 0
+        assert first.acknowledge(*said, share_session_epoch=-1) == code
+        first.client.close()
 
 
 def test_a_connection_has_so_many_sessions(log, join, monkeypatch):

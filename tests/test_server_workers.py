@@ -30,10 +30,13 @@ from support.wire_client import WireClient, request_bytes
 from support.wire_members import Classic, Modern
 from test_server_authentication import users_file
 from test_server_batches import stored
+from test_server_share import ACCEPT, Sharer
 from test_server_transactions import BOTH, Transformer, WireProducer, committed, values
 
 import embedlog
+from embedlog import batch
 from embedlog.cli import main
+from embedlog.server.cluster import topic_id
 from embedlog.server.error_codes import ErrorCode
 from embedlog.server.record_batches import write_batches
 from embedlog.server.server import KafkaServer
@@ -145,6 +148,34 @@ def test_any_worker_serves_any_partition(log, servers, clients):
         answer = client.ask("Produce", 9, acks=-1, timeout_ms=1000, topic_data=topics)
         assert answer.responses[0].partition_responses[0].error_code == 0
     assert values(log) == [b"v", b"v"]
+
+
+def test_a_client_has_records_of_a_share_group_from_each_worker(log, servers):
+    """A session with one of them ends by itself, and leaves the records of the others' alone."""
+    log.groups["g"].alter({"share.auto.offset.reset": "earliest"})
+    log.create_topic("jobs", 2)
+    for number in range(2):
+        log.partition("jobs", number).append([batch.encode_lists([b"v"], None, 1)])
+    addresses = [each.bootstrap_servers for each in servers]
+    topic = topic_id(log, log.root.topic("jobs"))
+    with ExitStack() as stack:
+
+        def client(worker: int, name: str, partition: int) -> Sharer:
+            sharer = Sharer(addresses[worker], topic, name)
+            sharer.partitions = range(partition, partition + 1)
+            stack.callback(sharer.client.close)
+            return sharer
+
+        first, second = client(0, "a", 0), client(1, "a", 1)
+        assert first.beat() == 0
+        assert first.fetch() == second.fetch() == [(0, 1, b"v")]
+        others = [client(worker, "b", worker) for worker in range(2)]
+        assert others[0].beat() == 0
+        assert [each.fetch(wait=0.3) for each in others] == [[], []]
+        first.client.close()
+        assert others[0].fetch(wait=10) == [(0, 2, b"v")]
+        assert others[1].fetch(wait=0.3) == []
+        assert second.acknowledge((0, 0, ACCEPT), partition=1) == 0
 
 
 def test_of_several_directories_each_is_a_broker_at_the_address_of_a_worker(tmp_path):
@@ -552,4 +583,5 @@ def test_a_port_that_is_taken_is_named(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", first + 1)):
         options = ["--workers", "2", "--listen", f"127.0.0.1:{first}"]
         assert main(["serve", str(tmp_path / "log"), *options]) != 0
-    assert "in use" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "in use" in line and "port 0" in line

@@ -40,8 +40,8 @@ def listen(text: str) -> tuple[str, int]:
     (('0.0.0.0', 9092), ('::1', 0), ('127.0.0.1', 9092))
     """
     host, colon, number = text.rpartition(":")
-    if colon and not host:
-        raise argparse.ArgumentTypeError(f"must be HOST:PORT, got {text!r}")
+    if not host and (colon or not number.isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, or the port alone, got {text!r}")
     return host.strip("[]") or "127.0.0.1", port(number)
 
 

@@ -51,14 +51,14 @@ def serve_options(command: CommandParser) -> None:
     about = "where clients connect; port 0 is a free one; by default 127.0.0.1:9092"
     default = ("127.0.0.1", 9092)
     add_option(command, "--listen", "HOST:PORT", about, type=types.listen, default=default)
-    about = "how many processes serve: each has a port, the next ones; by default 1"
+    about = "how many processes serve, each at the next port; by default 1"
     add_option(command, "--workers", "N", about, type=types.workers, default=1)
     add_flag(command, "--read-only", "refuse everything that would change the log")
-    about = "clients must prove by SASL that they are one of these users: lines of NAME:PASSWORD"
+    about = "clients must authenticate by SASL as one of these users: lines of NAME:PASSWORD"
     add_option(command, "--users", "FILE", about)
     about = "encrypt all connections, with the certificate of this file, in PEM"
     add_option(command, "--cert", "FILE", about)
-    add_option(command, "--key", "FILE", "its private key; by default in the same file")
+    add_option(command, "--key", "FILE", "its private key; by default in the file of --cert")
     about = "let every host and user that reaches the address do everything, unencrypted"
     add_flag(command, "--insecure", about)
 

@@ -115,10 +115,10 @@ def hold(group: Group, path: str, step: Callable[[], MemberInfo | None]) -> int:
         replaced = step()
     except BaseException:
         files.close(lock)
-        group.delete_lock_file(path)
+        group.delete_lock_files(path)
         raise
     if replaced is not None:
-        group.delete_lock_file(replaced.lock)
+        group.delete_lock_files(replaced.lock)
     return lock
 
 
@@ -355,7 +355,7 @@ class GroupMember:
         finally:
             files.close(lock)
         if self.info.instance_id is None:
-            self.group.delete_lock_file(self.info.lock)
+            self.group.delete_lock_files(self.info.lock)
 
     def unlock(self) -> None:
         """Unlock the file, as the end of the process does: the others see a dead member."""

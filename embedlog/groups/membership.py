@@ -70,8 +70,8 @@ class MemberInfo(NamedTuple):
     client_id: str
     pid: int
     lock: str
-    """The file whose lock it holds for as long as it lives.  For a client a server does so, while
-    that has records of a share group; otherwise it is empty."""
+    """The file whose lock it holds for as long as it lives.  For a client servers do so while they
+    have records of a share group: their files, with spaces between them; otherwise it is empty."""
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
     """The names of the assignors that it supports, in order of preference."""

@@ -8,9 +8,8 @@ attributes, and an answer is a dict of those of the response; what is left out h
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -73,8 +72,6 @@ _MAX_DESCRIBED = 2000
 """How many partitions DescribeTopicPartitions describes at most."""
 _BROKERS, _CONTROLLERS = 1, 2
 """Kafka's numbers for what DescribeCluster describes."""
-_NAMES = "name", "partitions", "partition_index"
-"""What most messages call a topic, its partitions, and the number of one."""
 Commit = Callable[
     [dict[TopicPartition, OffsetAndMetadata]],
     Mapping[TopicPartition, EmbedlogError | ApiError | None],
@@ -151,19 +148,16 @@ class Answers:
         self,
         topics: Iterable[Any],
         call: Callable[[TopicPartition, Any], Fields | None],
-        names: tuple[str, str, str] = _NAMES,
+        name: str = "name",
+        number: str = "partition_index",
     ) -> list[Fields]:
-        """Return the outcome of a call for each partition of a request, by topic."""
-        name, of_topic, number = names
-        return by_topic(
-            (
-                (partition, self.outcome(call, partition, item))
-                for topic in topics
-                for item in getattr(topic, of_topic)
-                for partition in [TopicPartition(getattr(topic, name), getattr(item, number))]
-            ),
-            names,
-        )
+        """Return the outcome of a call for each partition of a request, by topic.
+
+        ``name`` and ``number`` are the fields of topics and partitions that identify them.
+        """
+        asked = partitions_of(topics, name, number)
+        results = ((part, self.outcome(call, part, item)) for part, item in asked)
+        return by_topic(results, name, number=number)
 
     def topic_name(self, number: UUID) -> str | None:
         """Return the name of the topic that has an id; None without one."""
@@ -394,8 +388,8 @@ class Answers:
 
         asked = self._asked_partitions(request.topic_partitions)
         results = ((partition, self.outcome(elect, partition)) for partition in asked)
-        names = "topic", "partition_result", "partition_id"
-        return {"replica_election_results": by_topic(results, names)}
+        found = by_topic(results, "topic", "partition_result", "partition_id")
+        return {"replica_election_results": found}
 
     def _asked_partitions(self, topics: Any) -> list[TopicPartition]:
         """Return the partitions that a request names by their numbers; by default all."""
@@ -474,7 +468,7 @@ class Answers:
             for topic in directory.topics
             for n in topic.partitions
         )
-        return {"results": by_topic(results, ("topic_name", "partitions", "partition_index"))}
+        return {"results": by_topic(results, "topic_name")}
 
     # Records
 
@@ -524,8 +518,7 @@ class Answers:
             earlier = [epoch for epoch, _ in known if epoch <= asked]
             return {"leader_epoch": max(earlier, default=asked), "end_offset": min(later)}
 
-        names = "topic", "partitions", "partition"
-        return {"topics": self.each_partition(request.topics, end, names)}
+        return {"topics": self.each_partition(request.topics, end, "topic", "partition")}
 
     # Settings
 
@@ -693,17 +686,20 @@ class Answers:
         names = request.groups_names
         return {"results": [{"group_id": name, **self.outcome(delete, name)} for name in names]}
 
-    def offset_fetch(self, request: Any, caller: Caller) -> Fields:
-        """Answer: the committed offsets of groups."""
+    def offset_fetch(
+        self, request: Any, caller: Caller, check: Callable[[Any], object] = lambda _: None
+    ) -> Fields:
+        """Answer: the committed offsets of groups; ``check`` raises if a group is not shown."""
+
+        def fetch(asked: Any) -> Fields:
+            check(asked)
+            return self._offsets_of(asked.group_id, asked.topics, stable, caller)
+
         stable = getattr(request, "require_stable", False)
         if caller.version < 8:
             asked = request.group_id, request.topics, stable, caller
             return {"topics": [], **self.outcome(self._offsets_of, *asked)}
-
-        def offsets(asked: Any) -> Fields:
-            return self._offsets_of(asked.group_id, asked.topics, stable, caller)
-
-        return {"groups": self.each(request.groups, ("group_id",), offsets)}
+        return {"groups": self.each(request.groups, ("group_id",), fetch)}
 
     def _offsets_of(self, group: str, topics: Any, stable: bool, caller: Caller) -> Fields:
         """Return the committed offsets of a group, by default all of them.
@@ -744,33 +740,24 @@ class Answers:
         if commit is None:
             durable = caller.is_admin
             commit = partial(self.service.commit_offsets, request.group_id, durable=durable)
-        names = [topic.name or self.topic_name(topic.topic_id) for topic in request.topics]
-        named = list(zip(names, request.topics, strict=True))
-        items = [
-            (TopicPartition(name, item.partition_index), item)
-            for name, topic in named
-            if name is not None
+        every = [
+            (TopicPartition(name or "", item.partition_index), position_of(item))
+            for topic in request.topics
+            for name in [topic.name or self.topic_name(topic.topic_id)]
             for item in topic.partitions
         ]
+        named = {part: each for part, each in every if part.topic}
+        positions = {part: each for part, each in named.items() if each.offset >= 0}
         negative = ApiError(ErrorCode.INVALID_REQUEST, "An offset must not be negative")
-        refused = {part: negative for part, item in items if item.committed_offset < 0}
-        wanted = {part: _committed(item) for part, item in items if item.committed_offset >= 0}
-        outcomes = {
+        outcomes = {part: self.failure(negative) for part in named.keys() - positions}
+        outcomes |= {
             part: {"error_code": 0}
             if error is None
             else self.failure(_unknown(error) if isinstance(error, InvalidTopicError) else error)
-            for part, error in {**refused, **commit(wanted)}.items()
+            for part, error in commit(positions).items()
         }
-        no_topic, topics = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}, []
-        for name, topic in named:
-            partitions = [
-                {"partition_index": part.partition, **outcomes.get(part, no_topic)}
-                for item in topic.partitions
-                for part in [TopicPartition(name or "", item.partition_index)]
-            ]
-            named_as = {"name": topic.name, "topic_id": topic.topic_id}
-            topics.append({**named_as, "partitions": partitions})
-        return {"topics": topics}
+        no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
+        return offsets_committed(request, (outcomes.get(part, no_topic) for part, _ in every))
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes committed offsets."""
@@ -860,15 +847,52 @@ def _in_order(assigned: dict[int, Any]) -> list[Any]:
     return [assigned[number] for number in range(len(assigned))]
 
 
+def partitions_of(
+    topics: Iterable[Any], name: str = "name", number: str = "partition_index"
+) -> Iterator[tuple[TopicPartition, Any]]:
+    """Yield the partitions that a request names, with what it says of each."""
+    for topic in topics:
+        for item in topic.partitions:
+            yield TopicPartition(getattr(topic, name), getattr(item, number)), item
+
+
 def by_topic(
-    results: Iterable[tuple[TopicPartition, Fields]], names: tuple[str, str, str] = _NAMES
+    results: Iterable[tuple[tuple[Any, int], Fields]],
+    name: str = "name",
+    partitions: str = "partitions",
+    number: str = "partition_index",
 ) -> list[Fields]:
-    """Return the results of partitions as a response has them."""
-    name, of_topic, number = names
-    topics: dict[str, list[Fields]] = {}
-    for partition, fields in results:
-        topics.setdefault(partition.topic, []).append({number: partition.partition, **fields})
-    return [{name: topic, of_topic: partitions} for topic, partitions in topics.items()]
+    """Return the results of partitions as a response has them, which has fields of these names."""
+    topics: dict[Any, list[Fields]] = {}
+    for (topic, partition), fields in results:
+        topics.setdefault(topic, []).append({number: partition, **fields})
+    return [{name: topic, partitions: found} for topic, found in topics.items()]
+
+
+def numbers_by_topic(partitions: Iterable[tuple[Any, int]], name: str) -> list[Fields]:
+    """Return the numbers of partitions as messages have them; ``name`` is that of the topic."""
+    topics: dict[Any, list[int]] = {}
+    for topic, number in sorted(partitions):
+        topics.setdefault(topic, []).append(number)
+    return [{name: topic, "partitions": numbers} for topic, numbers in topics.items()]
+
+
+def offsets_committed(request: Any, codes: Iterable[Fields]) -> Fields:
+    """Return the answer to a request to commit offsets, of which each partition has a code."""
+    following = iter(codes)
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "topic_id": topic.topic_id,
+                "partitions": [
+                    {"partition_index": item.partition_index, **next(following)}
+                    for item in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
 
 
 def _entries(
@@ -901,7 +925,8 @@ def _entries(
     return entries
 
 
-def _committed(item: Any) -> OffsetAndMetadata:
+def position_of(item: Any) -> OffsetAndMetadata:
+    """Return what a request commits in a partition."""
     epoch = item.committed_leader_epoch
     metadata = item.committed_metadata or ""
     return OffsetAndMetadata(item.committed_offset, metadata, None if epoch < 0 else epoch)
@@ -915,25 +940,17 @@ def _position(committed: OffsetAndMetadata | None) -> Fields:
 
 def _member(member: Any, host: str) -> Fields:
     """Return a member of a group of the log as a consumer would have described itself."""
+    assigned = numbers_by_topic(member.partitions, "topic")
     return {
         "member_id": member.member_id,
         "group_instance_id": member.group_instance_id,
         "client_id": member.client_id,
         "client_host": f"/{member.client_host or host}",
-        "member_metadata": _versioned("ConsumerProtocolSubscription", topics=list(member.topics)),
-        "member_assignment": assignment(member.partitions),
+        "member_metadata": versioned("ConsumerProtocolSubscription", topics=list(member.topics)),
+        "member_assignment": versioned("ConsumerProtocolAssignment", assigned_partitions=assigned),
     }
 
 
-def assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """Return the partitions of a member as consumers tell them each other."""
-    assigned = [
-        {"topic": topic, "partitions": [number for _, number in found]}
-        for topic, found in groupby(sorted(partitions), key=lambda each: each.topic)
-    ]
-    return _versioned("ConsumerProtocolAssignment", assigned_partitions=assigned)
-
-
-def _versioned(name: str, **fields: Any) -> bytes:
+def versioned(name: str, **fields: Any) -> bytes:
     """Return a message of consumers to each other, with its version before it."""
     return struct.pack(">h", 0) + encode(name, 0, fields)

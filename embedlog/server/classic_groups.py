@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -23,7 +23,8 @@ from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import EmbedlogError
 from embedlog.groups.offsets import check_group_id
 from embedlog.lazy import logging
-from embedlog.server.error_codes import ApiError, ErrorCode, code_of
+from embedlog.server.answers import Caller, Fields
+from embedlog.server.error_codes import ApiError, ErrorCode
 
 _logger = logging.getLogger("embedlog.server")
 
@@ -119,10 +120,8 @@ class ClassicGroup:
         if self.leader not in {each.id for each in joined}:
             self.leader = joined[0].id
         self.protocol = self._chosen_protocol()
-        self.state, self.deadline = (
-            SYNCING,
-            now + max(each.rebalance_seconds for each in self.members.values()),
-        )
+        self.state = SYNCING
+        self.deadline = now + max(each.rebalance_seconds for each in self.members.values())
         for member in self.members.values():
             if member.waits_for_join:
                 member.heard()
@@ -139,16 +138,12 @@ class ClassicGroup:
 
     def _chosen_protocol(self) -> str:
         """Return the protocol that most members prefer, of those that all have."""
-        common = self.common_protocols()
+        common = _common_protocols(self.members.values())
         votes: Counter[str] = Counter(
             next(name for name in each.protocols if name in common)
             for each in self.members.values()
         )
         return votes.most_common(1)[0][0]
-
-    def common_protocols(self) -> set[str]:
-        """Return the protocols that all members have."""
-        return set.intersection(*(set(each.protocols) for each in self.members.values()))
 
     def remove(self, member_id: str) -> None:
         """Remove a member, and begin the next generation without it."""
@@ -229,10 +224,10 @@ class ClassicGroups:
 
     # What others see
 
-    def names(self) -> list[str]:
-        """Return the names of the groups that have members."""
+    def with_members(self) -> list[ClassicGroup]:
+        """Return the groups that have members."""
         with self._lock:
-            return [name for name, group in self._groups.items() if group.members]
+            return [group for group in self._groups.values() if group.members]
 
     def has(self, name: str) -> bool:
         """Return whether there is a group, which may have only members that are about to join."""
@@ -245,7 +240,7 @@ class ClassicGroups:
             group = self._groups.get(name)
             return group if group is not None and group.members else None
 
-    def described(self, name: str) -> dict[str, Any] | None:
+    def described(self, name: str) -> Fields | None:
         """Return a group as DescribeGroups has it; None if it has no members."""
         with self._lock:
             group = self.find(name)
@@ -274,13 +269,13 @@ class ClassicGroups:
 
     # Joining
 
-    def join(self, request: Any, version: int, client_id: str, client_host: str) -> dict[str, Any]:
+    def join(self, request: Any, caller: Caller) -> Fields:
         """Join a group; returns once the generation is complete.
 
         Raises:
             ApiError: The member cannot join.
         """
-        _check_name(request.group_id)
+        check_group_id(request.group_id)
         if not 0 < request.session_timeout_ms <= MAX_SESSION_MS:
             raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if not request.protocol_type or not request.protocols:
@@ -295,10 +290,10 @@ class ClassicGroups:
                 self._groups[request.group_id] = group
             self._check_protocols(group, request)
             try:
-                member = self._admit(group, request, version, client_id, client_host)
+                member = self._admit(group, request, caller)
                 group.complete_if_joined()
                 self._reschedule()
-                return self._joined(group, member, version)
+                return self._joined(group, member, caller.version)
             finally:
                 self._forget_if_empty(group)
 
@@ -306,14 +301,12 @@ class ClassicGroups:
         others = [each for each in group.members.values() if each.id != request.member_id]
         if not others:
             return
-        common = set.intersection(*(set(each.protocols) for each in others))
         offered = {each.name for each in request.protocols}
-        if group.protocol_type != request.protocol_type or not common & offered:
+        has_common = bool(_common_protocols(others) & offered)
+        if group.protocol_type != request.protocol_type or not has_common:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
-    def _admit(
-        self, group: ClassicGroup, request: Any, version: int, client_id: str, client_host: str
-    ) -> ClassicMember:
+    def _admit(self, group: ClassicGroup, request: Any, caller: Caller) -> ClassicMember:
         """Add or update the member that joins, and begin a generation if one is needed."""
         instance_id, member_id = request.group_instance_id, request.member_id
         static = group.static_member(instance_id)
@@ -324,14 +317,14 @@ class ClassicGroups:
                 return member
             del group.pending[member_id]
         else:
-            member_id = f"{instance_id or client_id or 'client'}-{uuid4()}"
+            member_id = f"{instance_id or caller.client_id or 'client'}-{uuid4()}"
             if static is not None:
                 return self._replace(group, static, member_id, request)
-            if instance_id is None and version >= REQUIRES_ID_SINCE:
+            if instance_id is None and caller.version >= REQUIRES_ID_SINCE:
                 group.pending[member_id] = monotonic() + request.session_timeout_ms / 1000
                 self._reschedule()
                 raise MemberIdRequiredError(member_id)
-        member = ClassicMember(member_id, request, client_id, client_host)
+        member = ClassicMember(member_id, request, caller.client_id, caller.client_host)
         group.members[member_id] = member
         group.protocol_type = request.protocol_type
         group.leader = group.leader or member_id
@@ -341,11 +334,9 @@ class ClassicGroups:
 
     def _rejoin(self, group: ClassicGroup, member: ClassicMember, request: Any) -> None:
         protocols = {each.name: each.metadata for each in request.protocols}
-        unchanged = protocols == member.protocols
+        is_led = group.state == STABLE and group.leader != member.id
         # The member may have missed the answer to its last request.
-        if (group.state == SYNCING and unchanged) or (
-            group.state == STABLE and unchanged and group.leader != member.id
-        ):
+        if protocols == member.protocols and (group.state == SYNCING or is_led):
             member.heard()
             return
         member.update(request)
@@ -373,7 +364,7 @@ class ClassicGroups:
             member.waits_for_join = True
         return member
 
-    def _joined(self, group: ClassicGroup, member: ClassicMember, version: int) -> dict[str, Any]:
+    def _joined(self, group: ClassicGroup, member: ClassicMember, version: int) -> Fields:
         """Wait until the member's generation is complete, and return the answer."""
         was_stable = group.state == STABLE and not member.waits_for_join
         while member.waits_for_join and group.members.get(member.id) is member:
@@ -408,14 +399,14 @@ class ClassicGroups:
 
     # Members
 
-    def sync(self, request: Any) -> dict[str, Any]:
+    def sync(self, request: Any) -> Fields:
         """Take the assignments of the leader, and return that of the member once it is there.
 
         Raises:
             ApiError: The generation is over, or the caller is not a member.
         """
         with self._lock:
-            group, member = self._member(request)
+            group, member = self._asking(request)
             for ours, theirs in (
                 (group.protocol_type, request.protocol_type),
                 (group.protocol, request.protocol_name),
@@ -437,7 +428,7 @@ class ClassicGroups:
                 group.changed.wait()
             member.heard()
             self._reschedule()
-            self._member(request)  # It may have been removed.
+            self._asking(request)  # It may have been removed.
             if group.state != STABLE:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
             return {
@@ -453,26 +444,21 @@ class ClassicGroups:
             ApiError: It must join again.
         """
         with self._lock:
-            group, member = self._member(request)
+            group, member = self._asking(request)
             member.heard()
             if group.state == JOINING:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
 
-    def check_committer(self, request: Any) -> None:
+    def check_committer(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None
+    ) -> None:
         """Raise unless the caller may commit offsets of a group.
 
         Raises:
             ApiError: It may not.
         """
-        generation = request.generation_id_or_member_epoch
         with self._lock:
-            group = self.find(request.group_id)
-            if group is None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-            member = self._known(group, request.member_id, request.group_instance_id)
-            assert member is not None
-            if generation != group.generation:
-                raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+            group, member = self._member(group_id, generation, member_id, instance_id)
             member.heard()
             if group.state == SYNCING:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
@@ -497,14 +483,20 @@ class ClassicGroups:
             self._reschedule()
             self._forget_if_empty(group)
 
-    def _member(self, request: Any) -> tuple[ClassicGroup, ClassicMember]:
-        _check_name(request.group_id)
-        group = self.find(request.group_id)
+    def _asking(self, request: Any) -> tuple[ClassicGroup, ClassicMember]:
+        check_group_id(request.group_id)
+        who = request.generation_id, request.member_id, request.group_instance_id
+        return self._member(request.group_id, *who)
+
+    def _member(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None
+    ) -> tuple[ClassicGroup, ClassicMember]:
+        group = self.find(group_id)
         if group is None:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-        member = self._known(group, request.member_id, request.group_instance_id)
+        member = self._known(group, member_id, instance_id)
         assert member is not None
-        if request.generation_id != group.generation:
+        if generation != group.generation:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
         return group, member
 
@@ -531,9 +523,8 @@ class ClassicGroups:
     # Time
 
     def _forget_if_empty(self, group: ClassicGroup) -> None:
-        if group.members or group.pending:
-            return
-        if self._groups.pop(group.name, None) is not None:
+        is_empty = not group.members and not group.pending
+        if is_empty and self._groups.pop(group.name, None) is not None:
             _give_up(group)
 
     def _reschedule(self) -> None:
@@ -556,6 +547,11 @@ class ClassicGroups:
                 self._due_changed.wait(timeout)
 
 
+def _common_protocols(members: Iterable[ClassicMember]) -> set[str]:
+    """Return the protocols that all members have."""
+    return set.intersection(*(set(each.protocols) for each in members))
+
+
 def _give_up(group: ClassicGroup) -> None:
     """Let others have a group."""
     try:
@@ -571,10 +567,3 @@ class MemberIdRequiredError(ApiError):
     def __init__(self, member_id: str) -> None:
         super().__init__(ErrorCode.MEMBER_ID_REQUIRED)
         self.member_id = member_id
-
-
-def _check_name(name: str) -> None:
-    try:
-        check_group_id(name)
-    except EmbedlogError as error:
-        raise ApiError(code_of(error), str(error)) from error

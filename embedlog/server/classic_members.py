@@ -14,7 +14,7 @@ from embedlog.assignor.select import BUILT_IN
 from embedlog.group import Group
 from embedlog.groups.membership import CLASSIC, MemberInfo, RemoteClient
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.server.answers import Answers, Caller, Fields, assignment
+from embedlog.server.answers import Answers, Caller, Fields, numbers_by_topic, versioned
 from embedlog.server.classic_groups import MAX_SESSION_MS, REQUIRES_ID_SINCE, MemberIdRequiredError
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.remote_members import RemoteMembers, Step
@@ -82,16 +82,10 @@ class ClassicMembers:
         client = RemoteClient(
             CLASSIC, caller.client_host, said.rack, said.topics, None, rebalance_ms
         )
-        return remote_info(
-            *(member, request.group_instance_id, client),
-            topics=said.topics,
-            assignors=[
-                _ASSIGNORS[each.name] for each in request.protocols if each.name in _ASSIGNORS
-            ],
-            client_id=caller.client_id,
-            session_ms=request.session_timeout_ms,
-            joined_ms=self._log.root.clock(),
-        )
+        named = [_ASSIGNORS[each.name] for each in request.protocols if each.name in _ASSIGNORS]
+        instance, now_ms = request.group_instance_id, self._log.root.clock()
+        session_ms = request.session_timeout_ms
+        return remote_info(member, instance, client, caller, named, session_ms, now_ms)
 
     def sync(self, request: Any) -> Fields:
         """Return the partitions of a member.
@@ -108,10 +102,11 @@ class ClassicMembers:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if step.must_join and not step.is_revoking:
             raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
+        assigned = numbers_by_topic(step.assigned.values(), "topic")
         return {
             "protocol_type": PROTOCOL,
             "protocol_name": request.protocol_name,
-            "assignment": assignment(step.assigned.values()),
+            "assignment": versioned("ConsumerProtocolAssignment", assigned_partitions=assigned),
         }
 
     def heartbeat(self, request: Any) -> None:

@@ -7,25 +7,30 @@ Consumers with Kafka's own assignors are members of groups of the log, whose row
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from embedlog.assignor.select import BUILT_IN
-from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError, NonEmptyGroupError
+from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError
 from embedlog.groups.membership import SHARE
-from embedlog.server.answers import Answers, Caller, Fields, is_listed, with_operations
+from embedlog.server.answers import (
+    Answers,
+    Caller,
+    Fields,
+    is_listed,
+    offsets_committed,
+    with_operations,
+)
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
 from embedlog.server.classic_members import ClassicMembers, may_be_assigned
 from embedlog.server.error_codes import ApiError, ErrorCode
-from embedlog.server.protocol import MalformedMessageError, decode
 from embedlog.server.remote_members import RemoteMembers
+from embedlog.server.subscriptions import consumer_metadata
 
 _COORDINATED = 0, 1
 """Kafka's numbers for coordinators: of groups, and of transactions."""
-_NAMES_MEMBERS_SINCE = 9
-"""The version of OffsetFetch."""
 _NULL_PROTOCOL_SINCE = 7
 """The version of JoinGroup."""
 
@@ -63,10 +68,8 @@ class GroupAnswers:
     def join_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: the generation, and for the leader of a group in memory the members."""
         try:
-            if self._is_in_memory(request):
-                client = caller.client_id, caller.client_host
-                return self._groups.join(request, caller.version, *client)
-            return self._classic.join(request, caller)
+            joined = self._groups if self._is_in_memory(request) else self._classic
+            return joined.join(request, caller)
         except (ApiError, EmbedlogError) as error:
             told = error.member_id if isinstance(error, MemberIdRequiredError) else None
             return {
@@ -133,54 +136,27 @@ class GroupAnswers:
 
     def offset_commit(self, request: Any, caller: Caller) -> Fields:
         """Answer: commits offsets, if the caller may do so."""
-        epoch = request.generation_id_or_member_epoch
+        epoch, commit = request.generation_id_or_member_epoch, None
+        member, instance = request.member_id, request.group_instance_id
         try:
+            group = self._members.group(request.group_id)
             if self._groups.find(request.group_id) is not None:
-                self._groups.check_committer(request)
-            elif epoch >= 0 or (request.member_id and self._has_members(request.group_id)):
-                group = self._members.group(request.group_id)
-                who = request.member_id, request.group_instance_id, epoch
-                commit = partial(self._members.commit, group, *who)
-                return self._answers.offset_commit(request, caller, commit)
-            return self._answers.offset_commit(request, caller)
+                self._groups.check_committer(request.group_id, epoch, member, instance)
+            elif epoch >= 0 or (member and group.read().members):
+                commit = partial(self._members.commit, group, member, instance, epoch)
+            return self._answers.offset_commit(request, caller, commit)
         except (ApiError, EmbedlogError) as error:
-            code = self._answers.failure(error)
-            return {
-                "topics": [
-                    {
-                        "name": topic.name,
-                        "topic_id": topic.topic_id,
-                        "partitions": [
-                            {"partition_index": each.partition_index, **code}
-                            for each in topic.partitions
-                        ],
-                    }
-                    for topic in request.topics
-                ]
-            }
-
-    def _has_members(self, group: str) -> bool:
-        return bool(self._members.group(group).read().members)
+            return offsets_committed(request, repeat(self._answers.failure(error)))
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups, if who asks as a member is one."""
-        if caller.version < _NAMES_MEMBERS_SINCE:
-            return self._answers.offset_fetch(request, caller)
 
         def check(asked: Any) -> None:
             if asked.member_id is not None and self._groups.find(asked.group_id) is None:
                 group = self._members.group(asked.group_id)
                 self._members.check_reader(group, asked.member_id, asked.member_epoch)
 
-        checked = self._answers.each(request.groups, ("group_id",), check)
-        allowed = [
-            asked
-            for asked, outcome in zip(request.groups, checked, strict=True)
-            if not outcome["error_code"]
-        ]
-        found = self._answers.offset_fetch(request._replace(groups=allowed), caller)["groups"]
-        refused = [outcome for outcome in checked if outcome["error_code"]]
-        return {"groups": found + refused}
+        return self._answers.offset_fetch(request, caller, check)
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes offsets of topics that no member reads."""
@@ -204,14 +180,11 @@ class GroupAnswers:
         """Answer: the groups of the server, and those of the log."""
         listed = self._answers.list_groups(request, caller)["groups"]
         by_name = {each["group_id"]: each for each in listed}
-        for name in self._groups.names():
-            group = self._groups.find(name)
-            if group is None:
-                continue
-            by_name.pop(name, None)
+        for group in self._groups.with_members():
+            by_name.pop(group.name, None)
             if is_listed(request, group.state, "classic"):
-                facts = {"group_id": name, "protocol_type": group.protocol_type}
-                by_name[name] = {**facts, "group_state": group.state, "group_type": "classic"}
+                facts = {"group_id": group.name, "protocol_type": group.protocol_type}
+                by_name[group.name] = {**facts, "group_state": group.state, "group_type": "classic"}
         return {"groups": list(by_name.values())}
 
     def describe_groups(self, request: Any, caller: Caller) -> Fields:
@@ -222,18 +195,6 @@ class GroupAnswers:
         ]
         return {"groups": with_operations(described, request)}
 
-    def delete_groups(self, request: Any, caller: Caller) -> Fields:
-        """Answer: deletes groups that have no members."""
-
-        def delete(name: str) -> None:
-            if self._groups.find(name) is not None:
-                raise NonEmptyGroupError("The group has members", group=name)
-            self._log.groups[name].delete()
-
-        names = request.groups_names
-        outcome = self._answers.outcome
-        return {"results": [{"group_id": name, **outcome(delete, name)} for name in names]}
-
 
 def _subscribed(group: Any) -> set[str]:
     """Return the topics that the consumers of a group have subscribed to."""
@@ -243,8 +204,6 @@ def _subscribed(group: Any) -> set[str]:
     for member in list(group.members.values()):
         for metadata in member.protocols.values():
             # Other clients may put other bytes there.
-            with suppress(MalformedMessageError, struct.error):
-                (version,) = struct.unpack_from(">h", metadata)
-                version = min(max(version, 0), 3)
-                topics.update(decode("ConsumerProtocolSubscription", version, metadata[2:]).topics)
+            with suppress(ApiError):
+                topics.update(consumer_metadata(metadata).topics)
     return topics

@@ -28,6 +28,7 @@ from embedlog.groups import LOCKS, offsets, ownership
 from embedlog.groups.membership import (
     CLASSIC,
     IN_MEMORY,
+    MODERN,
     SESSIONS,
     MemberInfo,
     MemberSession,
@@ -44,7 +45,6 @@ LEFT = -2
 """The epoch of a static member that left and may come back."""
 _LOOK_SECONDS = 1.0
 """How often a server looks for dead members of a group."""
-_OLD = -1
 
 Keys = Collection[bytes]
 """Partitions, as `PARTITION_KEY` packs them."""
@@ -73,9 +73,6 @@ class Step(NamedTuple):
     """Whether it has partitions that it must give up."""
     must_join: bool
     """Whether a classic member must join again, to learn what changed."""
-    version: int
-    """Of the group; -1 if its target was not current."""
-    session_ms: int
 
 
 class _Seen(NamedTuple):
@@ -107,34 +104,26 @@ class RemoteMembers:
         """
         return open_group(self._log.root, name)
 
-    def info(self, group: Group, member: str) -> MemberInfo:
+    def info(self, group: Group, member: str, instance: str | None = None) -> MemberInfo:
         """Return what a group knows of a client.
 
         Raises:
-            UnknownMemberIdError: No client is this member.
+            UnknownMemberIdError, FencedInstanceIdError: No client is this member.
         """
-        return _info(group, group.read(), member, None)
+        return _info(group, group.read(), member, instance)
 
     # Membership
 
-    def admit(
-        self,
-        group: Group,
-        info: MemberInfo,
-        check: Callable[[MemberInfo, MemberSession], None] = lambda *_: None,
-        *,
-        comes_back: bool = False,
-    ) -> None:
+    def admit(self, group: Group, info: MemberInfo, *, comes_back: bool = False) -> None:
         """Add a member, or change it; it replaces one with the same instance id.
 
         Args:
             group: The group.
             info: The member.
-            check: Raises if it may not replace a member.
             comes_back: Whether it must be a member already.
 
         Raises:
-            ApiError: Another kind of member has its id.
+            ApiError: Another kind of member has its id, or another client its instance id.
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
             InconsistentGroupProtocolError: It has no assignor in common with the others, or the
                 group is one of another kind.
@@ -145,9 +134,7 @@ class RemoteMembers:
                 document.check_member(info.id, info.instance_id, group.name)
             before = document.members.get(info.id)
             if before is None:
-                for other in document.members.values():
-                    if info.instance_id is not None and other.instance_id == info.instance_id:
-                        check(other, _session(txn, group, other.id))
+                _check_released(txn, group, document, info)
                 return group.admit(txn, document, info)
             if _kind(before) != _kind(info):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")
@@ -156,7 +143,7 @@ class RemoteMembers:
 
         replaced = group.update_without_dead_members(step)
         if replaced is not None:
-            group.delete_lock_file(replaced.lock)
+            group.delete_lock_files(replaced.lock)
 
     def claim(self, name: str) -> GroupMember:
         """Keep a group for the members that it has in the memory of this server.
@@ -173,7 +160,7 @@ class RemoteMembers:
     def hold(self, group: Group, member: str) -> GroupMember:
         """Let this process have records of a share group for a client, until that is unlocked.
 
-        Whatever had records for it before has them no more.
+        A client has such a lock with each worker, or directory, that it fetches from.
 
         Raises:
             UnknownMemberIdError: No client is this member.
@@ -182,8 +169,11 @@ class RemoteMembers:
 
         def step(txn: kv.Txn, document: Membership) -> MemberInfo:
             before = _info(group, document, member, None)
-            document.change(before._replace(lock=path))
-            return before
+            free, held = list[str](), [path]
+            for each in before.lock.split():
+                (free if group.is_free(each) else held).append(each)
+            document.change(before._replace(lock=" ".join(held)))
+            return before._replace(lock=" ".join(free))
 
         lock = hold(group, path, lambda: group.update(step))
         return GroupMember(group, info._replace(lock=path, pid=os.getpid()), lock)
@@ -196,12 +186,15 @@ class RemoteMembers:
         changed: Callable[[MemberInfo], MemberInfo],
         check: CheckEpoch,
     ) -> None:
-        """Change what the group knows of a member.
+        """Change what the group knows of a member, if it is one.
 
         Raises:
             ApiError: See ``check``.
-            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed just now.
         """
+        before = group.read().members.get(member)
+        if before is None or before.remote is None or changed(before) == before:
+            return
 
         def step(txn: kv.Txn, document: Membership) -> None:
             info, _, _ = _checked(txn, group, document, member, instance, check)
@@ -270,10 +263,8 @@ class RemoteMembers:
                     session = session._replace(
                         epoch=document.generation, previous_epoch=session.epoch
                     )
-            session = _renewed(group, info, session, is_due=is_revoking or confirms)
-            SESSIONS.put(txn, group.key, member, value=session)
-            version = document.version if document.target_is_current else _OLD
-            return Step(session.epoch, assigned, is_revoking, is_revoking, version, info.session_ms)
+            session = _renew(txn, group, info, session, is_due=is_revoking or confirms)
+            return Step(session.epoch, assigned, is_revoking, is_revoking)
 
         return self._step(group, member, step)
 
@@ -289,11 +280,8 @@ class RemoteMembers:
             info, session, share = _checked(txn, group, document, member, instance, check)
             is_late = session.epoch != document.generation
             must_join = is_late or bool(share.revoked) or bool(share.free)
-            session = _renewed(group, info, session, is_due=must_join)
-            SESSIONS.put(txn, group.key, member, value=session)
-            version = document.version if document.target_is_current else _OLD
-            is_revoking = bool(share.revoked)
-            return Step(session.epoch, share.kept, is_revoking, must_join, version, info.session_ms)
+            _renew(txn, group, info, session, is_due=must_join)
+            return Step(session.epoch, share.kept, bool(share.revoked), must_join)
 
         return self._step(group, member, step)
 
@@ -303,11 +291,18 @@ class RemoteMembers:
         self._remove_dead(group)
         group.check_topics()
         group.rebalance(ASSIGNORS)
-        done = group.update(step)
-        if done.must_join or done.version == _OLD:
+
+        def run(txn: kv.Txn, document: Membership) -> tuple[Step, _Seen | None]:
+            done = step(txn, document)
+            if done.must_join or not document.target_is_current:
+                return done, None
+            session_ms = document.members[member].session_ms
+            return done, _Seen((document.version, catalog), session_ms)
+
+        done, seen = group.update(run)
+        if seen is None:
             self._forget(group, member)
         else:
-            seen = _Seen((done.version, catalog), done.session_ms)
             self._seen.setdefault(group.name, {})[member] = seen
         return done
 
@@ -325,11 +320,10 @@ class RemoteMembers:
 
         def step(txn: kv.Txn, document: Membership) -> _Seen:
             info, session, _ = _checked(txn, group, document, member, None, check)
-            session = _renewed(group, info, session, is_due=False)
             if session.epoch != document.version:
                 epochs = {"epoch": document.version, "previous_epoch": session.epoch}
                 session = session._replace(**epochs)
-            SESSIONS.put(txn, group.key, member, value=session)
+            _renew(txn, group, info, session, is_due=False)
             return _Seen((document.version, catalog), info.session_ms)
 
         seen = group.update(step)
@@ -388,47 +382,45 @@ class RemoteMembers:
     ) -> dict[TopicPartition, EmbedlogError | ApiError | None]:
         """Commit positions of a member; return the error of each partition, or None.
 
-        A partition that has no owner may be committed by who has the current epoch, as in Kafka.
+        A partition that nobody has owned may be committed by who has the current epoch.  Kafka
+        takes any partition: so one that was missed, and has joined again, moves back what the
+        others have committed meanwhile.
 
         Raises:
             ApiError: The epoch is none of the member's.
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
         """
-        outcomes: dict[TopicPartition, EmbedlogError | ApiError | None] = {}
-        rows: dict[TopicPartition, tuple[bytes, bytes]] = {}
+        outcomes: dict[TopicPartition, EmbedlogError | ApiError | None] = dict.fromkeys(positions)
+        rows: dict[TopicPartition, dict[bytes, bytes]] = {}
         for partition, position in positions.items():
             try:
-                ((key, row),) = group.encode({partition: position}).items()
-                rows[partition] = key, row
-                outcomes[partition] = None
+                rows[partition] = group.encode({partition: position})
             except EmbedlogError as error:
                 outcomes[partition] = error
 
-        def step(txn: kv.Txn) -> list[TopicPartition]:
+        def step(txn: kv.Txn) -> dict[TopicPartition, ApiError]:
             info = _info(group, group.load(txn), member, instance)
             stale = _stale_epoch(info, epoch)
             session = _session(txn, group, member)
             if epoch > session.epoch:
                 raise stale
-            renewed = _renewed(group, info, session, is_due=bool(session.due_ms))
-            SESSIONS.put(txn, group.key, member, value=renewed)
-            refused = []
-            for partition, (key, row) in rows.items():
-                owner = OWNERS.get(txn, group.key, key) or PartitionOwner()
+            _renew(txn, group, info, session, is_due=bool(session.due_ms))
+            refused = {}
+            for partition, row in rows.items():
+                owner = OWNERS.get(txn, group.key, *row) or PartitionOwner()
                 # One that was lost and came back has the generation in which it came back.
                 own = owner.member == member and owner.generation <= epoch
-                if own or (owner.member in (NO_OWNER, member) and epoch == session.epoch):
-                    offsets.put(txn, group.key, {key: row})
+                if own or (owner.epoch == 0 and epoch == session.epoch):
+                    offsets.put(txn, group.key, row)
                 else:
-                    refused.append(partition)
+                    refused[partition] = stale
             return refused
 
         live = group.context.live
         live.check_linked()
         refused = group.settled(lambda: live.write(step))
         group.checkpoint()
-        info = group.read().members.get(member)
-        return outcomes | {each: _stale_epoch(info, epoch) for each in refused}
+        return outcomes | refused
 
     def check_reader(self, group: Group, member: str, epoch: int) -> None:
         """Raise unless a member may read committed offsets.
@@ -452,8 +444,25 @@ def _kind(info: MemberInfo) -> tuple[str | None, str | None]:
     return info.instance_id, info.remote and info.remote.protocol
 
 
-def _stale_epoch(info: MemberInfo | None, epoch: int) -> ApiError:
-    is_classic = info is None or info.remote is None or info.remote.protocol == CLASSIC
+def _check_released(txn: kv.Txn, group: Group, document: Membership, info: MemberInfo) -> None:
+    """Raise if a client with the protocol of KIP-848 would replace one that lives.
+
+    Raises:
+        ApiError: It would.
+    """
+    kind = instance, protocol = _kind(info)
+    if instance is None or protocol != MODERN:
+        return
+    for other in [each for each in document.members.values() if _kind(each) == kind]:
+        session = _session(txn, group, other.id)
+        # One whose time is over may be there still: nobody else may look.
+        if session.epoch != LEFT and session.deadline_ms > group.uptime():
+            text = f"The member {other.id} has the instance id {instance}"
+            raise ApiError(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+
+
+def _stale_epoch(info: MemberInfo, epoch: int) -> ApiError:
+    is_classic = info.remote is not None and info.remote.protocol == CLASSIC
     code = ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
     return ApiError(code, f"The member does not own the partition in generation {epoch}")
 
@@ -495,10 +504,10 @@ def _session(txn: kv.Txn, group: Group, member: str) -> MemberSession:
     return SESSIONS.get(txn, group.key, member) or MemberSession(0)
 
 
-def _renewed(
-    group: Group, info: MemberInfo, session: MemberSession, *, is_due: bool
+def _renew(
+    txn: kv.Txn, group: Group, info: MemberInfo, session: MemberSession, *, is_due: bool
 ) -> MemberSession:
-    """Return a session that begins now, but ends when the client must have done what is due.
+    """Begin a session anew, and return it; it ends when the client must have done what is due.
 
     So whoever looks for dead members removes one that does not do it.
     """
@@ -506,9 +515,11 @@ def _renewed(
     now_ms = group.uptime()
     due_ms = (session.due_ms or now_ms + info.remote.rebalance_ms) if is_due else 0
     deadline_ms = now_ms + info.session_ms
-    return session._replace(
+    renewed = session._replace(
         deadline_ms=min(deadline_ms, due_ms) if due_ms else deadline_ms, due_ms=due_ms
     )
+    SESSIONS.put(txn, group.key, info.id, value=renewed)
+    return renewed
 
 
 def _share(txn: kv.Txn, group: Group, document: Membership, member: str) -> Share:

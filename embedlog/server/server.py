@@ -106,7 +106,8 @@ Handler = Callable[[Any, Caller], Fields | None]
 class KafkaServer:
     """Serves an open log to Kafka's clients, in threads of this process, until it is closed.
 
-    Clients connect to `bootstrap_servers`; each is told the address that it has connected to.
+    Clients connect to `bootstrap_servers`; each is told the IP address at which its connection
+    arrived.
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log, embedlog.serve(log) as server:
@@ -117,18 +118,18 @@ class KafkaServer:
         log: The log, which stays open when the server is closed.
         host: The address to listen at.
         port: The port; 0 chooses a free one.
-        insecure: Accept connections from other hosts, and from all users of this one, although
-            nobody proves who they are.
-        users: The passwords of users by their names.  Each client must prove that it is one of
+        insecure: Accept connections from other hosts, and from all users of this one, without
+            authentication.
+        users: The passwords of users by their names.  Each client must authenticate as one of
             them, by SASL with SCRAM-SHA-256, SCRAM-SHA-512, or, if the connection is encrypted or
-            of this host, PLAIN.
-        ssl_context: Encrypts the connections.  If it requires certificates of clients, these prove
-            who they are.
+            from this host, PLAIN.
+        ssl_context: Encrypts the connections.  If it requires client certificates, these
+            authenticate the clients.
         worker: This process is one of several that serve the log, and listens as this says.
 
     Raises:
-        InvalidConfigError: The address is not of this host only, and clients need not prove who
-            they are, but ``insecure`` is not set; or it is set, and they must.
+        InvalidConfigError: Other hosts can reach the address, and clients need not authenticate,
+            but ``insecure`` is not set; or it is set, and they must.
         OSError: The address cannot be used.
     """
 

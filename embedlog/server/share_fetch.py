@@ -9,7 +9,7 @@ from typing import Any
 
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS
 from embedlog.errors import UnknownMemberIdError
-from embedlog.server.answers import Caller, Fields
+from embedlog.server.answers import Caller, Fields, by_topic
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.fetch import LONGEST_WAIT_SECONDS, Fetcher
 from embedlog.server.remote_members import RemoteMembers
@@ -96,10 +96,7 @@ class ShareFetcher:
             failed |= dict.fromkeys(outcome.missing, self._fetcher.answers.failure(error))
         errors |= {session.places[key]: each for key, each in failed.items()}
         fields = {place: _NOTHING | each for place, each in errors.items()}
-        for key, (records, ranges) in found.items():
-            acquired = {"records": records, "acquired_records": ranges}
-            fields[session.places[key]] = acquired
-        return fields
+        return fields | {session.places[key]: each for key, each in found.items()}
 
     def share_acknowledge(self, request: Any, caller: Caller) -> Fields:
         """Answer: what became of acknowledgements.
@@ -130,18 +127,18 @@ class ShareFetcher:
             session = self._session(request)
             fields = answer(session)
         except UnknownMemberIdError as error:
-            # The client does not know it yet, and would ask again and again.
             self._forget(request)
+            said = (item.acknowledgement_batches for _, item in items_of(request))
+            if request.share_session_epoch == _FINAL and not any(said):
+                return {}  # librdkafka leaves the group before it ends the session.
+            # The client does not know it yet, and would ask again and again.
             self._watch.wait({}, deadline)
             raise ApiError(ErrorCode.SHARE_SESSION_NOT_FOUND, str(error)) from error
         if request.share_session_epoch == _FINAL:
             self._forget(request)
-        topics: dict[Any, list[Fields]] = {}
-        for (topic, number), each in fields.items():
-            topics.setdefault(topic, []).append({"partition_index": number, **each})
         return {
             "acquisition_lock_timeout_ms": session.group.config().share_record_lock_duration_ms,
-            "responses": [{"topic_id": topic, "partitions": topics[topic]} for topic in topics],
+            "responses": by_topic(fields.items(), "topic_id"),
         }
 
     def _session(self, request: Any) -> WireShareSession:

@@ -6,10 +6,9 @@ import struct
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from embedlog.catalog import INTERNAL
 from embedlog.groups.membership import MemberInfo, RemoteClient
+from embedlog.server.answers import Caller
 from embedlog.server.error_codes import ApiError, ErrorCode
-from embedlog.server.patterns import matching
 from embedlog.server.protocol import MalformedMessageError, decode
 
 MOST_ID_BYTES = 140
@@ -34,17 +33,26 @@ def subscription(protocols: Any) -> Subscription:
     """
     topics, owned, rack = set[str](), set[tuple[str, int]](), None
     for each in protocols:
-        try:
-            (version,) = struct.unpack_from(">h", each.metadata)
-            version = min(max(version, 0), _NEWEST_SUBSCRIPTION)
-            said = decode("ConsumerProtocolSubscription", version, each.metadata[2:])
-        except (MalformedMessageError, struct.error) as error:
-            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, str(error)) from None
+        said = consumer_metadata(each.metadata)
         topics.update(said.topics)
         parts = said.owned_partitions
         owned.update((part.topic, number) for part in parts for number in part.partitions)
         rack = rack or said.rack_id
     return Subscription(tuple(sorted(topics)), frozenset(owned), rack)
+
+
+def consumer_metadata(metadata: bytes) -> Any:
+    """Return the metadata of a consumer, decoded.
+
+    Raises:
+        ApiError: They are those of something else.
+    """
+    try:
+        (version,) = struct.unpack_from(">h", metadata)
+        version = min(max(version, 0), _NEWEST_SUBSCRIPTION)
+        return decode("ConsumerProtocolSubscription", version, metadata[2:])
+    except (MalformedMessageError, struct.error) as error:
+        raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, str(error)) from None
 
 
 def check_member_id(member: str) -> None:
@@ -64,32 +72,19 @@ def remote_info(
     member: str,
     instance: str | None,
     client: RemoteClient,
-    *,
-    topics: Collection[str],
+    caller: Caller,
     assignors: Collection[str],
-    client_id: str,
     session_ms: int,
     joined_ms: int,
 ) -> MemberInfo:
     """Return what the group knows of a client."""
     return MemberInfo(
-        id=member,
-        instance_id=instance,
-        client_id=client_id,
+        *(member, instance, caller.client_id),
         pid=0,
         lock="",
-        topics=tuple(sorted(topics)),
+        topics=client.topics,
         assignors=tuple(assignors),
         session_ms=session_ms,
         joined_ms=joined_ms,
         remote=client,
     )
-
-
-def matching_topics(pattern: str, names: Collection[str]) -> set[str]:
-    """Return the topics of which a pattern matches the whole name, but no internal ones.
-
-    Raises:
-        ApiError: It is no regular expression of RE2.
-    """
-    return set(matching(pattern, [name for name in names if not name.startswith(INTERNAL)]))

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.consumer.open_group import open_group
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.group import Group
-from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
-from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.record import ConsumerGroupMetadata, TopicPartition
+from embedlog.server.answers import (
+    Answers,
+    Caller,
+    Fields,
+    by_topic,
+    numbers_by_topic,
+    partitions_of,
+    position_of,
+)
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.patterns import matching
@@ -41,15 +49,6 @@ def known_error(error: ApiError, api: str, version: int) -> ApiError:
     """Return an error with a code that the client of a request knows."""
     since, older = _NEWER[api].get(error.code, (0, error.code))
     return ApiError(older if version < since else error.code, error.text)
-
-
-class _OffsetCommit(NamedTuple):
-    """What is asked of a group before it commits, as the request to commit says it."""
-
-    group_id: str
-    generation_id_or_member_epoch: int
-    member_id: str
-    group_instance_id: str | None
 
 
 class TransactionAnswers:
@@ -123,21 +122,14 @@ class TransactionAnswers:
         if not unknown:
             code = self._outcome("AddPartitionsToTxn", caller, add)["error_code"]
         missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        results = by_topic(
+            (part, {"partition_error_code": missing if part in unknown else code})
+            for part in partitions
+        )
         return {
             "results_by_topic_v3_and_below": [
-                {
-                    "name": each.name,
-                    "results_by_partition": [
-                        {
-                            "partition_index": n,
-                            "partition_error_code": missing
-                            if TopicPartition(each.name, n) in unknown
-                            else code,
-                        }
-                        for n in each.partitions
-                    ],
-                }
-                for each in topics
+                {"name": each["name"], "results_by_partition": each["partitions"]}
+                for each in results
             ]
         }
 
@@ -153,61 +145,23 @@ class TransactionAnswers:
 
     def txn_offset_commit(self, request: Any, caller: Caller) -> Fields:
         """Answer: adds offsets to a transaction, if the member may commit them."""
-        positions, outcomes = self._positions(request)
+        positions = {part: position_of(item) for part, item in partitions_of(request.topics)}
+
+        def check(part: TopicPartition) -> None:
+            open_group(self._log.root, request.group_id).encode({part: positions[part]})
 
         def add() -> None:
-            member = self._committer(request, positions)
+            member = self._committer(request, valid)
             identity, version = (request.producer_id, request.producer_epoch), caller.version
             self._transactions.add_offsets(
-                request.transactional_id, identity, positions, member, version
+                request.transactional_id, identity, valid, member, version
             )
 
-        code = self._outcome("TxnOffsetCommit", caller, add)["error_code"] if positions else 0
-        return {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        {
-                            "partition_index": item.partition_index,
-                            "error_code": outcomes.get(
-                                TopicPartition(topic.name, item.partition_index), code
-                            ),
-                        }
-                        for item in topic.partitions
-                    ],
-                }
-                for topic in request.topics
-            ]
-        }
-
-    def _positions(
-        self, request: Any
-    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
-        """Return the offsets of a request that are valid, and the codes of the others."""
-        positions: dict[TopicPartition, OffsetAndMetadata] = {}
-        outcomes: dict[TopicPartition, int] = {}
-        for topic in request.topics:
-            for item in topic.partitions:
-                partition = TopicPartition(topic.name, item.partition_index)
-                epoch = item.committed_leader_epoch
-                position = OffsetAndMetadata(
-                    item.committed_offset,
-                    item.committed_metadata or "",
-                    None if epoch < 0 else epoch,
-                )
-
-                def check(
-                    partition: TopicPartition = partition, position: OffsetAndMetadata = position
-                ) -> None:
-                    open_group(self._log.root, request.group_id).encode({partition: position})
-
-                code = self._answers.outcome(check)["error_code"]
-                if code:
-                    outcomes[partition] = code
-                else:
-                    positions[partition] = position
-        return positions, outcomes
+        codes = {part: self._answers.outcome(check, part)["error_code"] for part in positions}
+        valid = {part: each for part, each in positions.items() if not codes[part]}
+        code = self._outcome("TxnOffsetCommit", caller, add)["error_code"] if valid else 0
+        results = ((part, {"error_code": each or code}) for part, each in codes.items())
+        return {"topics": by_topic(results)}
 
     def _committer(
         self, request: Any, positions: Collection[TopicPartition]
@@ -219,6 +173,7 @@ class TransactionAnswers:
         """
         generation, member = request.generation_id, request.member_id
         group, instance = request.group_id, request.group_instance_id
+        who = group, generation, member, instance
         # Clients before KIP-447 do not say who they are.
         is_named = generation >= 0 or bool(member) or instance is not None
         if self._groups.find(group) is None:
@@ -227,7 +182,6 @@ class TransactionAnswers:
                 return _owner(of_log, positions)
             members = of_log.read().members
             is_kept = any(each.stands_for_others for each in members.values())
-            who = group, generation, member, instance
             if is_kept and self._workers.check_committer(*who):
                 return ConsumerGroupMetadata(group)
             info = members.get(member) if member else None
@@ -235,12 +189,12 @@ class TransactionAnswers:
                 self._members.check_reader(of_log, member, generation)
             if info is not None:
                 # Of the group of the log: the commit checks what it owns.
-                return ConsumerGroupMetadata(group, generation, member, instance)
+                return ConsumerGroupMetadata(*who)
             if generation >= 0:
                 raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"The group {group} has no members")
         elif is_named:
             try:
-                self._groups.check_committer(_OffsetCommit(group, generation, member, instance))
+                self._groups.check_committer(*who)
             except ApiError as error:
                 # Other commits must wait for the assignment, but not those of transactions.
                 if error.code != ErrorCode.REBALANCE_IN_PROGRESS:
@@ -303,18 +257,14 @@ class TransactionAnswers:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "A transactional.id is not empty")
             if name not in known:
                 raise ApiError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-            seen, topics = known[name], dict[str, list[int]]()
-            for topic, number in sorted(seen.partitions):
-                topics.setdefault(topic, []).append(number)
+            seen = known[name]
             return {
                 "transaction_state": seen.state,
                 "transaction_timeout_ms": seen.timeout_ms,
                 "transaction_start_time_ms": seen.began_ms,
                 "producer_id": seen.identity[0],
                 "producer_epoch": seen.identity[1],
-                "topics": [
-                    {"topic": topic, "partitions": numbers} for topic, numbers in topics.items()
-                ],
+                "topics": numbers_by_topic(seen.partitions, "topic"),
             }
 
         return {

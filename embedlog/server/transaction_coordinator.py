@@ -196,7 +196,7 @@ class TransactionCoordinator:
             text = f"transaction.timeout.ms must be from 1 to {MAX_TIMEOUT_MS}"
             raise ApiError(ErrorCode.INVALID_TRANSACTION_TIMEOUT, text)
         with self._locked(name) as producer:
-            current, asked = self._current(name), before
+            current = self._current(name)
             if before is not None and current is not None:
                 self._load(producer, current)
                 if before == producer.previous and producer.is_confirmed:
@@ -209,7 +209,7 @@ class TransactionCoordinator:
                 transactions.initialize(None if before is None else current)
             except InvalidProducerEpochError as error:
                 raise fenced(str(error)) from error
-            producer.begins(transactions, EMPTY, previous=asked, known=True)
+            producer.begins(transactions, EMPTY, previous=before, known=True)
             producer.timeout_ms = timeout_ms
             return producer.identity
 
@@ -355,8 +355,7 @@ class TransactionCoordinator:
             return producer.identity
 
     def _raise_epoch(self, producer: WireProducer, before: Identity) -> None:
-        transactions, state = producer.transactions, producer.state
-        assert transactions is not None
+        transactions, state = producer.begun, producer.state
         # The transaction has ended, whoever has the name by now; the next request is told.
         with suppress(InvalidProducerEpochError):
             transactions.raise_epoch()

@@ -83,8 +83,7 @@ class WireProducer:
         """
         if self.is_open:
             return False
-        assert self.transactions is not None
-        self.transactions.begin()
+        self.begun.begin()
         self.state, self.began_ms = ONGOING, now_ms
         self.deadline = monotonic() + self.timeout_ms / 1000
         return True
@@ -106,10 +105,15 @@ class WireProducer:
     # What requests may ask of it
 
     @property
+    def begun(self) -> ResumableTransactions:
+        """The transactions of an epoch that has begun."""
+        assert self.transactions is not None
+        return self.transactions
+
+    @property
     def identity(self) -> Identity:
         """Its id and epoch."""
-        assert self.transactions is not None
-        return self.transactions.identity
+        return self.begun.identity
 
     @property
     def is_open(self) -> bool:
@@ -168,11 +172,10 @@ class WireProducer:
         if repeated is not None:
             return repeated.base_offset
         validation.check(log, [batch])
-        assert self.transactions is not None
         try:
-            self.transactions.stage(log, batch, None)
+            self.begun.stage(log, batch, None)
         except EmbedlogError as error:
-            self.transactions.note_failure(error)
+            self.begun.note_failure(error)
             raise
         staged = self.add_partition(TopicPartition(log.topic, log.partition))
         end = log.tail().log_end_offset
@@ -190,11 +193,10 @@ class WireProducer:
         Raises:
             StorageError: The transaction must be aborted.
         """
-        assert self.transactions is not None
         try:
-            self.transactions.spill()
+            self.begun.spill()
         except EmbedlogError as error:
-            self.transactions.note_failure(error)
+            self.begun.note_failure(error)
             raise
 
     def add_offsets(
@@ -206,9 +208,8 @@ class WireProducer:
             ApiError: Another group commits with it already.
             EmbedlogError: They are invalid.
         """
-        assert self.transactions is not None
         try:
-            self.transactions.add_offsets(positions, member)
+            self.begun.add_offsets(positions, member)
         except IllegalStateError as error:
             raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from error
         group = member.group_id or ""
@@ -224,9 +225,8 @@ class WireProducer:
             InvalidProducerEpochError: A newer producer has the name.
             ApiError: It is not committed: later it may be, or it must be aborted.
         """
-        assert self.transactions is not None
         try:
-            self.transactions.commit()
+            self.begun.commit()
         except InvalidProducerEpochError:
             raise
         except EmbedlogError as error:
@@ -245,17 +245,16 @@ class WireProducer:
         Raises:
             InvalidProducerEpochError: A newer producer has the name.
         """
-        assert self.transactions is not None
         if self.is_lost:
-            self.transactions.end_lost()
+            self.begun.end_lost()
         else:
             if not self.is_open:
-                self.transactions.begin()
-            elif self.transactions.is_committed():
-                self.transactions.commit()  # It finds that, and forgets the records.
+                self.begun.begin()
+            elif self.begun.is_committed():
+                self.begun.commit()  # It finds that, and forgets the records.
                 self.ends(COMMITTED)
                 raise self.not_possible(commit=False)
-            self.transactions.abort()
+            self.begun.abort()
         self.previous = None
         self.ends(ABORTED)
 

@@ -39,8 +39,6 @@ the offset, unlike one that has read the log."""
 
 Place = tuple[UUID, int]
 """A topic by its id, and a partition."""
-Found = tuple[list[Any], list[Fields]]
-"""What a session has acquired in a partition: batches of the wire, and ranges of offsets."""
 
 
 class WireShareSession(ShareMember):
@@ -146,7 +144,7 @@ class WireShareSession(ShareMember):
 
     def read(
         self, outcome: StepOutcome, grant: Callable[[], int]
-    ) -> tuple[dict[bytes, Found], dict[bytes, Fields]]:
+    ) -> tuple[dict[bytes, Fields], dict[bytes, Fields]]:
         """Return what a step has acquired, and errors, by the keys of partitions.
 
         Offsets without a record are done then, and what finds no room is given back.
@@ -155,7 +153,7 @@ class WireShareSession(ShareMember):
             outcome: Of the step.
             grant: Returns how many bytes of records there may be; the first one is in any case.
         """
-        found, errors = dict[bytes, Found](), dict[bytes, Fields]()
+        found, errors = dict[bytes, Fields](), dict[bytes, Fields]()
         rest: dict[bytes, list[Acknowledgement]] = {}
         left = grant() if outcome.acquired else 0
         for key, (start, stop, _, count, *_) in outcome.acquired:
@@ -173,10 +171,10 @@ class WireShareSession(ShareMember):
             first = after = start
             if rows:
                 first, after = int(rows[0].offsets[0]), rows[-1].next_offset
-                records, ranges = found.setdefault(key, ([], []))
-                records += chain.from_iterable(map(write_rows, rows))
+                fields = found.setdefault(key, {"records": [], "acquired_records": []})
+                fields["records"] += chain.from_iterable(map(write_rows, rows))
                 acquired = {"first_offset": first, "last_offset": after - 1}
-                ranges.append({**acquired, "delivery_count": count})
+                fields["acquired_records"].append({**acquired, "delivery_count": count})
             around = (start, first, GAP), (after, following, GAP), (following, stop, RETURN)
             said += [Acknowledgement(*each) for each in around if each[0] < each[1]]
         if any(rest.values()):
@@ -199,7 +197,7 @@ class WireShareSession(ShareMember):
         self._numbers.discard(number)
         member.unlock()
         with suppress(EmbedlogError):
-            self.group.delete_lock_file(member.info.lock)
+            self.group.delete_lock_files(member.info.lock)
             self.letters.close()
 
 

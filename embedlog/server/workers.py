@@ -26,6 +26,9 @@ _BACKLOG, _ASK_SECONDS = 128, 30.0
 _LENGTH = struct.Struct(">i")
 _KEYS = ("transactional_id", "v3_and_below_transactional_id", "group_id")
 """The fields of requests that name what a worker has in its memory; transactions come first."""
+_OF_ROWS = frozenset({"OffsetFetch", "ShareFetch", "ShareAcknowledge"})
+"""Requests that name a group, and that any worker answers: by rows of the log, and by what clients
+have said to this worker.  Offsets that are pending, each worker asks all others for."""
 
 
 class Worker(NamedTuple):
@@ -55,22 +58,23 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
         OSError: An address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listeners, links = list[socket.socket](), list[socket.socket | None]()
     with ExitStack() as opened:
-        sockets = [
-            (
-                opened.enter_context(
-                    socket.create_server(
-                        (host, port and port + number), family=family, backlog=_BACKLOG
-                    )
-                ),
-                opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None,
-            )
-            for number in range(count)
-        ]
+        for number in range(count):
+            address = host, port and port + number
+            try:
+                listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            except OSError as error:
+                error.strerror = f"{error.strerror}; pass another address, or port 0 for a free one"
+                raise
+            listeners.append(opened.enter_context(listener))
+            link = opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None
+            links.append(link)
         opened.pop_all()
-    ports = tuple(listener.getsockname()[1] for listener, _ in sockets)
-    addresses = tuple(links.getsockname() for _, links in sockets if links is not None)
-    return [Worker(number, *pair, ports, addresses) for number, pair in enumerate(sockets)]
+    ports = tuple(each.getsockname()[1] for each in listeners)
+    addresses = tuple(each.getsockname() for each in links if each is not None)
+    pairs = enumerate(zip(listeners, links, strict=True))
+    return [Worker(number, *pair, ports, addresses) for number, pair in pairs]
 
 
 class Workers:
@@ -87,8 +91,7 @@ class Workers:
 
     def other_than_this(self, request: ApiRequest) -> int | None:
         """Return the worker that has what a request is about; None if it is this one, or any."""
-        # Committed offsets are rows; what is pending, each worker asks all others for.
-        if not self._others or request.api == "OffsetFetch":
+        if not self._others or request.api in _OF_ROWS:
             return None
         named = (getattr(request.body, name, None) for name in _KEYS)
         key = next(filter(None, named), None)

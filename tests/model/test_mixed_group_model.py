@@ -105,7 +105,7 @@ class MixedGroupModel(GroupModel):
         for name, value in {
             "remote_members.monotonic": lambda: self.uptime() / 1000,
             "remote_members._LOOK_SECONDS": LOOK_MS / 1000,
-            "consumer_group_answers.SESSION_MS": SESSION_MS,
+            "heartbeat_answers.SESSION_MS": SESSION_MS,
         }.items():
             self.patches.enter_context(patch(SERVER + name, value))
         self.log = Log(self.root)
@@ -576,13 +576,13 @@ class MixedGroupModel(GroupModel):
     # Committing
 
     def _may_commit(self, id_: str, row: bytes, epoch: int) -> bool:
-        """What it owns since its epoch, and with its current one also what nobody owns (M31)."""
+        """What it owns since its epoch, and with its current one what nobody has owned (M31)."""
         remote, owner = self.remote.get(id_), self.owner.get(row)
         if remote is None or epoch > remote.epoch:
             return False
         if owner == id_ and owner_rows(self.group)[row].generation <= epoch:
             return True
-        return owner in (None, id_) and epoch == remote.epoch
+        return row not in self.epochs and epoch == remote.epoch
 
     def _commit_of(self, client: Client, tp: TopicPartition, offset: int, epoch: int) -> bool:
         row, key, id_ = self._row(tp), self._key(tp), client.id
@@ -672,9 +672,9 @@ class MixedGroupModel(GroupModel):
 TestMixedGroupModel = MixedGroupModel.TestCase
 TestMixedGroupModel.settings = settings(stateful_step_count=40)
 
-MEMBERS, HEARTBEATS = f"{SERVER}remote_members:", f"{SERVER}consumer_group_answers:"
+MEMBERS, HEARTBEATS = f"{SERVER}remote_members:", f"{SERVER}heartbeat_answers:"
 RENEWED, FOLLOW, COMMIT = (
-    MEMBERS + name for name in ("_renewed", "RemoteMembers.follow", "RemoteMembers.commit")
+    MEMBERS + name for name in ("_renew", "RemoteMembers.follow", "RemoteMembers.commit")
 )
 BUGS = {
     "a heartbeat does not renew the session": Change(
@@ -702,28 +702,26 @@ BUGS = {
     "a partition that another one has is taken": Change(
         MEMBERS + "_share", {"elif owner.member != NO_OWNER": "elif False"}
     ),
-    "a commit with an older epoch is taken of what nobody owns": Change(
+    "a commit with an older epoch is taken of what nobody has owned": Change(
         COMMIT, {" and epoch == session.epoch": ""}
     ),
     "a commit from before a partition was lost is taken": Change(
         COMMIT, {" and owner.generation <= epoch": ""}
     ),
-    "a commit of another one's partition is taken": Change(
-        COMMIT, {"owner.member in (NO_OWNER, member) and": ""}
+    "a commit of another one's partition is taken": Change(COMMIT, {"owner.epoch == 0 and ": ""}),
+    "a commit of what was lost, and nobody owns since, is taken": Change(
+        COMMIT, {"owner.epoch == 0": "owner.member == NO_OWNER"}
     ),
     "a server remembers more than the rows say": Change(
         MEMBERS + "RemoteMembers.is_unchanged", {"seen.versions != versions or": ""}
     ),
     "a client is not told again after it connected again": Change(
-        HEARTBEATS + "ConsumerGroupAnswers._heartbeat",
-        {
-            "_says_all(request)": "not request.member_epoch",
-            "self._told.get(told)": "self._told.get(told, step.assigned.keys())",
-        },
+        HEARTBEATS + "HeartbeatAnswers._answer",
+        {"says_all or self._told.get(told)": "self._told.get(told, keys if epoch > 1 else None)"},
     ),
     "any older epoch is taken": Change(
         HEARTBEATS + "check_epoch",
-        {"received in (session.epoch, _JOIN)": "received <= session.epoch"},
+        {"received in (session.epoch, JOIN)": "received <= session.epoch"},
     ),
     "clients do not look for the dead": Change(
         MEMBERS + "RemoteMembers._is_look_due", {"return monotonic() >=": "return 0.0 >"}
@@ -732,7 +730,7 @@ BUGS = {
         MEMBERS + "RemoteMembers.admit", {"if comes_back": "if False"}
     ),
     "an instance id is held by a dead client": Change(
-        HEARTBEATS + "ConsumerGroupAnswers._join",
+        MEMBERS + "_check_released",
         {" and session.deadline_ms > group.uptime()": ""},
     ),
     "who leaves keeps its partitions": Change(

@@ -66,9 +66,10 @@ public final class MixedMember {
     private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) {
         try {
             return consumer.poll(Duration.ofMillis(100));
-        } catch (KafkaException error) {
+        } catch (KafkaException | IllegalStateException error) {
             // Such as when it asked for committed offsets when it was removed already, to which a
-            // broker answers the same; it joins again.
+            // broker answers the same; or when its other thread takes a partition away while this
+            // one looks at it.  It joins again.
             System.err.println(error);
             return ConsumerRecords.empty();
         }

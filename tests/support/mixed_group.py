@@ -65,9 +65,9 @@ class Events:
 def serve(log: str, port: str, session_ms: str, bug: str = "") -> None:
     """Serve a log; clients are missed sooner than usual."""
     from embedlog.cli import main
-    from embedlog.server import consumer_group_answers
+    from embedlog.server import heartbeat_answers
 
-    consumer_group_answers.SESSION_MS = int(session_ms)
+    heartbeat_answers.SESSION_MS = int(session_ms)
     if bug:
         Behaviour("embedlog.server.remote_members:RemoteMembers.commit", _commit_always)()
     sys.exit(main(["serve", log, "--listen", f"127.0.0.1:{port}"]))
