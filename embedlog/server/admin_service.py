@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from embedlog.api import Log
 from embedlog.api.consumer_group import GroupDescription
@@ -22,8 +22,6 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownMemberIdError,
 )
-from embedlog.groups.membership import CLASSIC, MODERN, SHARE, has_modern_members
-from embedlog.keyspace import GROUP_CONFIGS
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication.placement import assign_replicas
 from embedlog.server.cluster import nodes, placement
@@ -91,50 +89,42 @@ class AdminService:
         if not validate_only:
             self._log.create_partitions(topic, total)
 
-    def topic_config(self, topic: str) -> TopicConfig:
-        """Return the settings of a topic."""
-        return self._log.root.topic(topic).config
-
     def alter_topic(self, topic: str, changes: Mapping[str, Any], *, validate_only: bool) -> None:
         """Change settings of a topic, or only check them; None resets one."""
         if validate_only:
-            self.topic_config(topic).changed(changes)
+            self._log.root.topic(topic).config.changed(changes)
         else:
             self._log.alter_topic(topic, changes)
 
-    def configured_groups(self) -> list[str]:
-        """Return the groups with settings of their own."""
-        return self._log.root.context.state.read(
-            lambda txn: [n for (n,) in GROUP_CONFIGS.keys(txn)]
-        )
+    def partitions(self) -> list[TopicPartition]:
+        """Return all partitions."""
+        infos = self._log.root.topics()
+        return [TopicPartition(name, n) for name in infos for n in range(infos[name].partitions)]
 
-    def partitions(self, topics: Iterable[str] | None = None) -> list[TopicPartition]:
-        """Return the partitions of some topics, or of all."""
-        names = self._log.topics(internal=True) if topics is None else topics
+    def existing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Return those of some partitions that are there."""
+        infos = self._log.root.topics()
         return [
-            TopicPartition(name, number)
-            for name in names
-            for number in range(self._log.root.partitions(name))
+            part
+            for part in partitions
+            if part.topic in infos and 0 <= part.partition < infos[part.topic].partitions
         ]
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition], *, unclean: bool
     ) -> dict[TopicPartition, str]:
         """Elect leaders; return "" for each partition that got another one, or Kafka's error."""
-        log, partitions = self._log, list(partitions)
-        elected, results = set[TopicPartition](), {}
+        log, partitions, results = self._log, dict.fromkeys(partitions), {}
+        election: Literal["unclean", "preferred"] = "unclean" if unclean else "preferred"
         for partition in partitions:
             log.root.partition(*partition)  # or raises, before any leader is elected
         for partition in partitions:
             # One by one: another one may be refused.
+            elected = list[TopicPartition]()
             with suppress(EligibleLeadersNotAvailableError):
-                elected.update(
-                    log.replicas.elect_leaders(
-                        [partition], election="unclean" if unclean else "preferred"
-                    )
-                )
+                elected = log.replicas.elect_leaders([partition], election=election)
             leader, replicas, _ = placement(log, *partition)
-            if partition in elected:
+            if elected:
                 results[partition] = ""
             elif leader == replicas[0] or (unclean and leader is not None):
                 results[partition] = "ELECTION_NOT_NEEDED"
@@ -182,17 +172,6 @@ class AdminService:
         except GroupIdNotFoundError:
             return None
 
-    def group_type(self, group_id: str) -> str:
-        """Return Kafka's name for the type of a group: that of its members."""
-        group = open_group(self._log.root, group_id)
-        try:
-            snapshot = group.snapshot()
-        except GroupIdNotFoundError:
-            return CLASSIC
-        if snapshot.shares is not None:
-            return SHARE
-        return MODERN if has_modern_members(snapshot.members) else CLASSIC
-
     def committed(
         self, group_id: str, partitions: Iterable[Any] | None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -203,13 +182,8 @@ class AdminService:
                 rows = group.snapshot().committed.items()
                 return {partition: row.position for partition, row in rows}
             return {}
-        chosen, infos = [TopicPartition(*part) for part in partitions], self._log.root.topics()
-        existing = (
-            part
-            for part in chosen
-            if part.topic in infos and 0 <= part.partition < infos[part.topic].partitions
-        )
-        found = group.committed(existing)
+        chosen = [TopicPartition(*part) for part in partitions]
+        found = group.committed(self.existing(chosen))
         return {part: row and row.position for part in chosen for row in [found.get(part)]}
 
     def commit_offsets(

@@ -18,6 +18,7 @@ from embedlog.catalog import INTERNAL, TopicInfo, epochs
 from embedlog.config import MaintenanceConfig, ShareGroupConfig, TopicConfig
 from embedlog.config.settings import Settings
 from embedlog.config.values import setting_text
+from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     EmbedlogError,
     GroupIdNotFoundError,
@@ -25,7 +26,8 @@ from embedlog.errors import (
     InvalidReplicationFactorError,
     InvalidTopicError,
 )
-from embedlog.groups.membership import MODERN, SHARE
+from embedlog.groups.membership import CLASSIC, CONSUMER, MODERN, SHARE, has_modern_members
+from embedlog.keyspace import GROUP_CONFIGS
 from embedlog.partition import PartitionLog
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication import reassign
@@ -62,8 +64,9 @@ _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 MODERN_STATES = {"PreparingRebalance": "Assigning", "CompletingRebalance": "Reconciling"}
 """Kafka's names for states of groups with members of KIP-848, by those of classic groups."""
 _NO_ID = UUID(int=0)
-_ALL_OPERATIONS_ON_TOPIC, _ALL_OPERATIONS_ON_CLUSTER = 0b1101_1111_1000, 0b1_1111_1010_0000
-_ALL_OPERATIONS_ON_GROUP = 0b1101_0100_1000
+_ALLOWED_ON_TOPIC = {"topic_authorized_operations": 0b1101_1111_1000}
+_ALLOWED_ON_CLUSTER = {"cluster_authorized_operations": 0b1_1111_1010_0000}
+_ALLOWED_ON_GROUP = {"authorized_operations": 0b1101_0100_1000}
 """What a client may do, as bits: everything, since there are no access control lists."""
 _MAX_DESCRIBED = 2000
 """How many partitions DescribeTopicPartitions describes at most."""
@@ -93,11 +96,6 @@ class Caller(NamedTuple):
     """Whether it is an admin client in this process, whose commits are durable."""
     is_worker: bool = False
     """Whether another process of the server asks, for what this one has in memory."""
-
-
-class _TopicPartitions(NamedTuple):
-    topic: str
-    partitions: list[int]
 
 
 class Answers:
@@ -147,12 +145,19 @@ class Answers:
         ]
 
     def each_partition(
-        self, topics: Iterable[Any], call: Callable[[TopicPartition, Any], Fields | None]
+        self,
+        topics: Iterable[Any],
+        call: Callable[[TopicPartition, Any], Fields | None],
+        name: str = "name",
+        number: str = "partition_index",
     ) -> list[Fields]:
-        """Return the outcome of a call for each partition of a request, by topic."""
-        return by_topic(
-            (part, self.outcome(call, part, item)) for part, item in partitions_of(topics)
-        )
+        """Return the outcome of a call for each partition of a request, by topic.
+
+        ``name`` and ``number`` are the fields of topics and partitions that identify them.
+        """
+        asked = partitions_of(topics, name, number)
+        results = ((part, self.outcome(call, part, item)) for part, item in asked)
+        return by_topic(results, name, number=number)
 
     def topic_name(self, number: UUID) -> str | None:
         """Return the name of the topic that has an id; None without one."""
@@ -185,11 +190,18 @@ class Answers:
         except InvalidTopicError as error:
             raise _unknown(error) from error
 
+    def _topic_info(self, name: str) -> TopicInfo:
+        try:
+            return self.log.root.topic(name)
+        except InvalidTopicError as error:
+            raise _unknown(error) from error
+
     # Topics and brokers
 
     def metadata(self, request: Any, caller: Caller) -> Fields:
         """Answer: brokers, and topics with their partitions."""
         log = self.log
+        allowed = _ALLOWED_ON_TOPIC if request.include_topic_authorized_operations else {}
         if request.topics is None or (caller.version == 0 and not request.topics):
             every = (self._asked_topic(name, _NO_ID, False) for name in log.root.topics())
             topics = [each for each in every if not each["error_code"]]
@@ -202,7 +214,8 @@ class Answers:
             "brokers": self._brokers(caller, "node_id"),
             "cluster_id": cluster_id(log),
             "controller_id": controller_id(log),
-            "topics": _with_operations(topics, request.include_topic_authorized_operations),
+            # Brokers say so of topics that they do not have, too.
+            "topics": [{**each, **allowed} for each in topics],
             **_operations_on_cluster(request),
         }
 
@@ -257,22 +270,19 @@ class Answers:
     def describe_topic_partitions(self, request: Any, caller: Caller) -> Fields:
         """Answer: topics with their partitions, a page of them."""
         described, cursor = list[Fields](), request.cursor
+        start, at = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
         left = min(max(request.response_partition_limit, 1), _MAX_DESCRIBED)
         names = [topic.name for topic in request.topics] or self.log.root.topics()
-        if cursor is not None and cursor.partition_index < 0:
+        if at < 0:
             failed = self.failure(ApiError(ErrorCode.INVALID_REQUEST, "The cursor is negative"))
             return {"topics": [{"name": topic.name, **failed} for topic in request.topics]}
-        for name in sorted(names):
-            if cursor is not None and name < cursor.topic_name:
-                continue
+        for name in sorted(name for name in names if name >= start):
             if left == 0:
                 return {"topics": described, "next_cursor": {"topic_name": name}}
-            topic, first = self._asked_topic(name, _NO_ID, False), 0
+            topic, first = self._asked_topic(name, _NO_ID, False), at if name == start else 0
             partitions = topic.get("partitions", [])
-            if cursor is not None and name == cursor.topic_name:
-                first = cursor.partition_index
             page = partitions[first : first + left]
-            described += _with_operations([{**topic, "partitions": page}], True)
+            described.append({**topic, "partitions": page, **_ALLOWED_ON_TOPIC})
             left -= len(page)
             if first + len(page) < len(partitions):
                 after = {"topic_name": name, "partition_index": first + len(page)}
@@ -325,10 +335,7 @@ class Answers:
             if (name is None) == (number in (None, _NO_ID)):
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Either the name or the id")
             name = self.named(name, number)
-            try:
-                deleted = topic_id(self.log, self.log.root.topic(name))
-            except InvalidTopicError as error:
-                raise _unknown(error) from error
+            deleted = topic_id(self.log, self._topic_info(name))
             self.log.delete_topic(name)
             return {"name": name, "topic_id": deleted}
 
@@ -345,11 +352,8 @@ class Answers:
         """Answer: adds partitions."""
 
         def create(topic: Any) -> None:
+            self._topic_info(topic.name)
             only_check = request.validate_only
-            try:
-                self.log.root.topic(topic.name)
-            except InvalidTopicError as error:
-                raise _unknown(error) from error
             self.service.create_partitions(topic.name, topic.count, validate_only=only_check)
 
         return {"results": self.each(request.topics, ("name",), create)}
@@ -382,29 +386,16 @@ class Answers:
             (name,) = self.service.elect_leaders([partition], unclean=unclean).values()
             return {"error_code": int(ErrorCode[name or "NONE"]), "error_message": ""}
 
-        topics = request.topic_partitions
-        if topics is None:
-            topics = self._all_partitions()
-        return {
-            "replica_election_results": [
-                {
-                    "topic": topic.topic,
-                    "partition_result": [
-                        {
-                            "partition_id": number,
-                            **self.outcome(elect, TopicPartition(topic.topic, number)),
-                        }
-                        for number in topic.partitions
-                    ],
-                }
-                for topic in topics
-            ]
-        }
+        asked = self._asked_partitions(request.topic_partitions)
+        results = ((partition, self.outcome(elect, partition)) for partition in asked)
+        found = by_topic(results, "topic", "partition_result", "partition_id")
+        return {"replica_election_results": found}
 
-    def _all_partitions(self) -> list[Any]:
-        """Return all topics with the numbers of their partitions, as requests have them."""
-        infos = self.log.root.topics()
-        return [_TopicPartitions(each, list(range(infos[each].partitions))) for each in infos]
+    def _asked_partitions(self, topics: Any) -> list[TopicPartition]:
+        """Return the partitions that a request names by their numbers; by default all."""
+        if topics is None:
+            return self.service.partitions()
+        return [TopicPartition(each.topic, n) for each in topics for n in each.partitions]
 
     def alter_partition_reassignments(self, request: Any, caller: Caller) -> Fields:
         """Answer: begins or cancels moves of copies."""
@@ -435,11 +426,6 @@ class Answers:
         if request.topics is not None:
             wanted = {(topic.name, n) for topic in request.topics for n in topic.partition_indexes}
         moving = (
-            (TopicPartition(info.name, number), assignment)
-            for info, number, assignment in root.assignments()
-            if assignment.is_reassigning
-        )
-        topics = by_topic(
             (
                 part,
                 {
@@ -450,28 +436,24 @@ class Answers:
                     "removing_replicas": list(moves.removing_replicas),
                 },
             )
-            for part, moves in moving
-            if wanted is None or part in wanted
+            for info, number, moves in root.assignments()
+            for part in [TopicPartition(info.name, number)]
+            if moves.is_reassigning and (wanted is None or part in wanted)
         )
-        return {"topics": topics}
+        return {"topics": by_topic(moving)}
 
     def describe_log_dirs(self, request: Any, caller: Caller) -> Fields:
         """Answer: how many bytes the copies of partitions have."""
-        topics = []
-        infos = self.log.root.topics()
-        for topic in self._all_partitions() if request.topics is None else request.topics:
-            copies = []
-            known = infos[topic.topic].partitions if topic.topic in infos else 0
-            for number in (each for each in topic.partitions if 0 <= each < known):
-                _, replicas, isr = self.cluster.placement(topic.topic, number)
-                if caller.node in replicas:
-                    # The copies in sync have the same files.
-                    size = self.log.root.partition(topic.topic, number).size_bytes()
-                    lag = {"offset_lag": 0 if caller.node in isr else -1}
-                    copies.append({"partition_index": number, "partition_size": size, **lag})
-            if copies:
-                topics.append({"name": topic.topic, "partitions": copies})
-        return {"results": [{"log_dir": self._broker(caller.node).path, "topics": topics}]}
+        copies = []
+        for partition in self.service.existing(self._asked_partitions(request.topics)):
+            _, replicas, isr = self.cluster.placement(*partition)
+            if caller.node in replicas:
+                # The copies in sync have the same files.
+                size = self.log.root.partition(*partition).size_bytes()
+                lag = 0 if caller.node in isr else -1
+                copies.append((partition, {"partition_size": size, "offset_lag": lag}))
+        path = self._broker(caller.node).path
+        return {"results": [{"log_dir": path, "topics": by_topic(copies)}]}
 
     def alter_replica_log_dirs(self, request: Any, caller: Caller) -> Fields:
         """Accept the directory of a broker, which is its only one.
@@ -480,18 +462,13 @@ class Answers:
         """
         path = self._broker(caller.node).path
         other = int(ErrorCode.LOG_DIR_NOT_FOUND)
-        results = [
-            {
-                "topic_name": topic.name,
-                "partitions": [
-                    {"partition_index": n, "error_code": 0 if directory.path == path else other}
-                    for n in topic.partitions
-                ],
-            }
+        results = (
+            (TopicPartition(topic.name, n), {"error_code": 0 if directory.path == path else other})
             for directory in request.dirs
             for topic in directory.topics
-        ]
-        return {"results": results}
+            for n in topic.partitions
+        )
+        return {"results": by_topic(results, "topic_name")}
 
     # Records
 
@@ -516,7 +493,7 @@ class Answers:
         """Answer: offsets by time, and the first and last ones."""
 
         def offset(partition: TopicPartition, item: Any) -> Fields:
-            self.check_epoch(partition, item.current_leader_epoch)
+            check_epoch(self.partition(*partition), item.current_leader_epoch)
             if item.timestamp < _EARLIEST_TO_UPLOAD:
                 text = f"There is no offset for the timestamp {item.timestamp}"
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
@@ -526,28 +503,12 @@ class Answers:
 
         return {"topics": self.each_partition(request.topics, offset)}
 
-    def check_epoch(self, partition: TopicPartition, epoch: int) -> int:
-        """Return the leader epoch of a partition, which the caller may know.
-
-        Raises:
-            ApiError: It knows another one.
-        """
-        current = self.partition(*partition).tail().leader_epoch
-        if -1 < epoch != current:
-            fenced = epoch < current
-            raise ApiError(
-                ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH,
-                f"The leader epoch is {current}, not {epoch}",
-            )
-        return current
-
     def offset_for_leader_epoch(self, request: Any, caller: Caller) -> Fields:
         """Answer: where epochs of the log end."""
 
-        def end(name: str, item: Any) -> Fields:
-            partition = TopicPartition(name, item.partition)
-            current = self.check_epoch(partition, item.current_leader_epoch)
-            log, asked = self.log.root.partition(*partition), item.leader_epoch
+        def end(partition: TopicPartition, item: Any) -> Fields:
+            log, asked = self.partition(*partition), item.leader_epoch
+            current = check_epoch(log, item.current_leader_epoch)
             if asked == current:
                 return {"leader_epoch": asked, "end_offset": log.end_offset()}
             known = log.context.state.read(lambda txn: epochs(txn, log.key))
@@ -557,14 +518,7 @@ class Answers:
             earlier = [epoch for epoch, _ in known if epoch <= asked]
             return {"leader_epoch": max(earlier, default=asked), "end_offset": min(later)}
 
-        topics = []
-        for topic in request.topics:
-            partitions = [
-                {"partition": item.partition, **self.outcome(end, topic.topic, item)}
-                for item in topic.partitions
-            ]
-            topics.append({"topic": topic.topic, "partitions": partitions})
-        return {"topics": topics}
+        return {"topics": self.each_partition(request.topics, end, "topic", "partition")}
 
     # Settings
 
@@ -591,7 +545,7 @@ class Answers:
         """Return the settings of a topic or a group."""
         name = resource.resource_name
         if resource.resource_type == TOPIC:
-            return self.service.topic_config(name)
+            return self.log.root.topic(name).config
         return self.log.groups[name].config
 
     def _settings_of_broker(self, resource: Any) -> dict[str, Any]:
@@ -616,7 +570,8 @@ class Answers:
 
     def list_config_resources(self, request: Any, caller: Caller) -> Fields:
         """Answer: what has settings."""
-        brokers, groups = list(map(str, self.cluster.nodes())), self.service.configured_groups()
+        state, brokers = self.log.root.context.state, list(map(str, self.cluster.nodes()))
+        groups = state.read(lambda txn: [name for (name,) in GROUP_CONFIGS.keys(txn)])
         names = {TOPIC: self.log.topics(), BROKER: brokers, GROUP: groups}
         return {
             "config_resources": [
@@ -636,12 +591,9 @@ class Answers:
                 if not 0 <= each.config_operation < len(_OPERATIONS):
                     continue
                 operation = _OPERATIONS[each.config_operation]
-                if operation != "DELETE":
-                    value = _given(each)
-                elif each.name in known:
-                    value = None
-                else:
+                if operation == "DELETE" and each.name not in known:
                     continue  # It has no value, as asked.
+                value = None if operation == "DELETE" else _given(each)
                 changed[each.name] = changed_setting(config, each.name, operation, value)
             return changed
 
@@ -689,13 +641,17 @@ class Answers:
         for name in self.log.groups:
             if self.cluster.coordinator(name) != caller.node:
                 continue
-            group = self.service.group(name)
-            if group is None:
+            try:
+                group = open_group(self.log.root, name).snapshot()
+            except GroupIdNotFoundError:
                 continue  # It was deleted meanwhile.
-            kind = self.service.group_type(name)
-            state = MODERN_STATES.get(group.state, group.state) if kind == MODERN else group.state
+            protocol, kind, state = CONSUMER, CLASSIC, group.state
+            if group.shares is not None:
+                protocol = kind = SHARE
+            elif has_modern_members(group.members):
+                kind, state = MODERN, MODERN_STATES.get(state, state)
             if is_listed(request, state, kind):
-                facts = {"group_id": name, "protocol_type": group.kind, "group_type": kind}
+                facts = {"group_id": name, "protocol_type": protocol, "group_type": kind}
                 groups.append({**facts, "group_state": state})
         return {"groups": groups}
 
@@ -742,8 +698,7 @@ class Answers:
         stable = getattr(request, "require_stable", False)
         if caller.version < 8:
             asked = request.group_id, request.topics, stable, caller
-            found = self.outcome(self._offsets_of, *asked)
-            return {"topics": [], **found}
+            return {"topics": [], **self.outcome(self._offsets_of, *asked)}
         return {"groups": self.each(request.groups, ("group_id",), fetch)}
 
     def _offsets_of(self, group: str, topics: Any, stable: bool, caller: Caller) -> Fields:
@@ -825,6 +780,22 @@ class Answers:
         return {"members": self.each(request.members, identity, remove)}
 
 
+def check_epoch(log: PartitionLog, epoch: int) -> int:
+    """Return the leader epoch of a partition, which the caller may know.
+
+    Raises:
+        ApiError: It knows another one.
+    """
+    current = log.tail().leader_epoch
+    if -1 < epoch != current:
+        fenced = epoch < current
+        raise ApiError(
+            ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH,
+            f"The leader epoch is {current}, not {epoch}",
+        )
+    return current
+
+
 def is_listed(request: Any, state: str, kind: str) -> bool:
     """Whether a request to list groups asks for those of a state and a type, in any case."""
     asked = (request.states_filter, state), (request.types_filter, kind)
@@ -856,22 +827,15 @@ def _no_settings() -> ApiError:
 
 def with_operations(groups: list[Fields], request: Any) -> list[Fields]:
     """Return described groups with what a client may do, if it asks."""
-    allowed = {"authorized_operations": _ALL_OPERATIONS_ON_GROUP}
     is_asked = request.include_authorized_operations
-    return [each | allowed if is_asked and not each.get("error_code") else each for each in groups]
-
-
-def _with_operations(topics: list[Fields], is_asked: bool) -> list[Fields]:
-    """Return described topics with what a client may do, if it asks."""
-    allowed = {"topic_authorized_operations": _ALL_OPERATIONS_ON_TOPIC}
-    # Brokers say so of topics that they do not have, too.
-    return [{**topic, **allowed} for topic in topics] if is_asked else topics
+    return [
+        each | _ALLOWED_ON_GROUP if is_asked and not each.get("error_code") else each
+        for each in groups
+    ]
 
 
 def _operations_on_cluster(request: Any) -> Fields:
-    if not request.include_cluster_authorized_operations:
-        return {}
-    return {"cluster_authorized_operations": _ALL_OPERATIONS_ON_CLUSTER}
+    return _ALLOWED_ON_CLUSTER if request.include_cluster_authorized_operations else {}
 
 
 def _in_order(assigned: dict[int, Any]) -> list[Any]:
@@ -883,19 +847,26 @@ def _in_order(assigned: dict[int, Any]) -> list[Any]:
     return [assigned[number] for number in range(len(assigned))]
 
 
-def partitions_of(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
+def partitions_of(
+    topics: Iterable[Any], name: str = "name", number: str = "partition_index"
+) -> Iterator[tuple[TopicPartition, Any]]:
     """Yield the partitions that a request names, with what it says of each."""
     for topic in topics:
         for item in topic.partitions:
-            yield TopicPartition(topic.name, item.partition_index), item
+            yield TopicPartition(getattr(topic, name), getattr(item, number)), item
 
 
-def by_topic(results: Iterable[tuple[tuple[Any, int], Fields]], name: str = "name") -> list[Fields]:
-    """Return the results of partitions as a response has them; ``name`` is that of the topic."""
+def by_topic(
+    results: Iterable[tuple[tuple[Any, int], Fields]],
+    name: str = "name",
+    partitions: str = "partitions",
+    number: str = "partition_index",
+) -> list[Fields]:
+    """Return the results of partitions as a response has them, which has fields of these names."""
     topics: dict[Any, list[Fields]] = {}
-    for (topic, number), fields in results:
-        topics.setdefault(topic, []).append({"partition_index": number, **fields})
-    return [{name: topic, "partitions": partitions} for topic, partitions in topics.items()]
+    for (topic, partition), fields in results:
+        topics.setdefault(topic, []).append({number: partition, **fields})
+    return [{name: topic, partitions: found} for topic, found in topics.items()]
 
 
 def numbers_by_topic(partitions: Iterable[tuple[Any, int]], name: str) -> list[Fields]:
@@ -933,9 +904,8 @@ def _entries(
     """Return settings as DescribeConfigs has them; those without defaults are of a broker."""
     entries = []
     for name, value in values.items():
-        source = changed
-        if defaults is not None and value == defaults[name]:
-            source = _DEFAULT
+        is_default = defaults is not None and value == defaults[name]
+        source = _DEFAULT if is_default else changed
         entry: Fields = {
             "name": name,
             "value": setting_text(value),
@@ -944,12 +914,12 @@ def _entries(
             "config_type": _TYPES_BY_NAME.get(name, _TYPES[type(value)]),
         }
         if synonyms:
-            found = [(value, source)]
-            if source == changed and defaults is not None:
-                found.append((defaults[name], _DEFAULT))
+            found = {source: value}
+            if defaults is not None:
+                found[_DEFAULT] = defaults[name]
             entry["synonyms"] = [
                 {"name": name, "value": setting_text(each), "source": number}
-                for each, number in found
+                for number, each in found.items()
             ]
         entries.append(entry)
     return entries

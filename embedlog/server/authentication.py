@@ -32,7 +32,7 @@ class Authentication:
     def __init__(self, users: Mapping[str, str] | None, private: bool) -> None:
         self._users = users
         self._mechanisms = [*([PLAIN] if private else []), *_HASHES]
-        self._mechanism, self._is_refused = "", False
+        self._mechanism, self._refusal = "", ""
         self._step: _Step | None = None
         self.is_pending = users is not None
         """Whether the client has not proved yet who it is."""
@@ -60,19 +60,15 @@ class Authentication:
         try:
             answer, self._step = self._step(request.auth_bytes)
         except ValueError:  # Also of base64 and UTF-8.
-            self._is_refused = True
+            self._refusal = f"Authentication failed with the SASL mechanism {self._mechanism}"
             raise ApiError(ErrorCode.SASL_AUTHENTICATION_FAILED, self._refusal) from None
         self.is_pending = self._step is not None
         return {"auth_bytes": answer}
 
     def check(self) -> None:
         """Raise `ApiError` if the client has been told that it has not proved who it is."""
-        if self._is_refused:
+        if self._refusal:
             raise ApiError(ErrorCode.SASL_AUTHENTICATION_FAILED, self._refusal)
-
-    @property
-    def _refusal(self) -> str:
-        return f"Authentication failed with the SASL mechanism {self._mechanism}"
 
     def _plain(self, message: bytes) -> tuple[bytes, None]:
         other, name, password = message.decode().split("\0")

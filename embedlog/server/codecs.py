@@ -5,10 +5,12 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 from embedlog.batch.wire import MAX_BATCH_BYTES
 from embedlog.lazy import pa
 from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.protocol import read_uvarint
 
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 """By the number in the attributes of a batch."""
@@ -26,7 +28,7 @@ def decompress(codec: str, data: memoryview, limit: int = MAX_BATCH_BYTES) -> by
     """
     try:
         return _DECOMPRESS[codec](data, limit)
-    except (OSError, zlib.error, struct.error, IndexError, pa.ArrowException) as error:
+    except (OSError, zlib.error, struct.error, IndexError, ValueError, pa.ArrowException) as error:
         raise ApiError(
             ErrorCode.CORRUPT_MESSAGE, f"The batch is not compressed by {codec}: {error}"
         ) from error
@@ -48,18 +50,15 @@ def _gzip(data: memoryview, limit: int) -> bytes:
     return result
 
 
-def _stream(codec: str) -> Callable[[memoryview, int], bytes]:
-    def decompress(data: memoryview, limit: int) -> bytes:
-        chunks, left = [], limit + 1
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
-            while left > 0 and (chunk := stream.read(min(left, _CHUNK_BYTES))):
-                chunks.append(chunk)
-                left -= len(chunk)
-        if left <= 0:
-            raise _too_large(limit)
-        return b"".join(chunks)
-
-    return decompress
+def _stream(codec: str, data: memoryview, limit: int) -> bytes:
+    chunks, left = [], limit + 1
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
+        while left > 0 and (chunk := stream.read(min(left, _CHUNK_BYTES))):
+            chunks.append(chunk)
+            left -= len(chunk)
+    if left <= 0:
+        raise _too_large(limit)
+    return b"".join(chunks)
 
 
 def _snappy(data: memoryview, limit: int) -> bytes:
@@ -79,12 +78,7 @@ def _snappy(data: memoryview, limit: int) -> bytes:
 
 
 def _snappy_block(data: memoryview, limit: int) -> bytes:
-    size = shift = 0
-    for byte in data[:5]:
-        size |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            break
+    size, _ = read_uvarint(data, 0)
     if size > limit:
         raise _too_large(limit)
     result: bytes = pa.Codec("snappy").decompress(pa.py_buffer(data), size, asbytes=True)
@@ -94,6 +88,6 @@ def _snappy_block(data: memoryview, limit: int) -> bytes:
 _DECOMPRESS: dict[str, Callable[[memoryview, int], bytes]] = {
     "gzip": _gzip,
     "snappy": _snappy,
-    "lz4": _stream("lz4"),
-    "zstd": _stream("zstd"),
+    "lz4": partial(_stream, "lz4"),
+    "zstd": partial(_stream, "zstd"),
 }

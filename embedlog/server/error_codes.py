@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from embedlog.errors import EmbedlogError
+from embedlog.server.protocol import snake_case
 
 
 class ErrorCode(IntEnum):
@@ -98,39 +99,18 @@ class ApiError(Exception):
         self.code, self.text = code, text
 
 
-_CODES = {
+_OTHER_NAMES = {
     "AssignorError": ErrorCode.UNKNOWN_SERVER_ERROR,
     "CommitFailedError": ErrorCode.UNKNOWN_MEMBER_ID,
     "CorruptionError": ErrorCode.CORRUPT_MESSAGE,
     "DurabilityError": ErrorCode.KAFKA_STORAGE_ERROR,
-    "EligibleLeadersNotAvailableError": ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-    "FencedInstanceIdError": ErrorCode.FENCED_INSTANCE_ID,
-    "FencedLeaderEpochError": ErrorCode.FENCED_LEADER_EPOCH,
-    "GroupIdNotFoundError": ErrorCode.GROUP_ID_NOT_FOUND,
-    "GroupMaxSizeReachedError": ErrorCode.GROUP_MAX_SIZE_REACHED,
-    "GroupSubscribedToTopicError": ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
-    "IllegalGenerationError": ErrorCode.ILLEGAL_GENERATION,
-    "InconsistentGroupProtocolError": ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-    "InvalidConfigError": ErrorCode.INVALID_CONFIG,
-    "InvalidGroupIdError": ErrorCode.INVALID_GROUP_ID,
-    "InvalidPartitionsError": ErrorCode.INVALID_PARTITIONS,
     "InvalidPartitionError": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    "InvalidProducerEpochError": ErrorCode.INVALID_PRODUCER_EPOCH,
-    "InvalidRecordError": ErrorCode.INVALID_RECORD,
     "InvalidReplicationAssignmentError": ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-    "InvalidReplicationFactorError": ErrorCode.INVALID_REPLICATION_FACTOR,
     "InvalidSchemaError": ErrorCode.INVALID_CONFIG,
-    "InvalidTimestampError": ErrorCode.INVALID_TIMESTAMP,
     "InvalidTopicError": ErrorCode.INVALID_TOPIC_EXCEPTION,
     "LockTimeoutError": ErrorCode.REQUEST_TIMED_OUT,
     "LogTruncatedError": ErrorCode.OFFSET_OUT_OF_RANGE,
     "MirroredTopicError": ErrorCode.POLICY_VIOLATION,
-    "NonEmptyGroupError": ErrorCode.NON_EMPTY_GROUP,
-    "NotEnoughReplicasAfterAppendError": ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    "NotEnoughReplicasError": ErrorCode.NOT_ENOUGH_REPLICAS,
-    "NotLeaderOrFollowerError": ErrorCode.NOT_LEADER_OR_FOLLOWER,
-    "OffsetMetadataTooLargeError": ErrorCode.OFFSET_METADATA_TOO_LARGE,
-    "OffsetOutOfRangeError": ErrorCode.OFFSET_OUT_OF_RANGE,
     "OutOfOrderSequenceError": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     "ReadOnlyError": ErrorCode.POLICY_VIOLATION,
     "RecordBatchTooLargeError": ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -139,16 +119,18 @@ _CODES = {
     "SerializationError": ErrorCode.INVALID_RECORD,
     "StorageError": ErrorCode.KAFKA_STORAGE_ERROR,
     "TimeoutError": ErrorCode.REQUEST_TIMED_OUT,
-    "TopicAlreadyExistsError": ErrorCode.TOPIC_ALREADY_EXISTS,
-    "UnknownMemberIdError": ErrorCode.UNKNOWN_MEMBER_ID,
-    "UnknownTopicOrPartitionError": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 }
-"""Of the nearest class that is here."""
+"""The codes of errors whose names are not those that Kafka has for them."""
 
 
 def code_of(error: EmbedlogError | ApiError) -> ErrorCode:
-    """Return the code of an error."""
+    """Return the code of an error: that of the nearest class that Kafka has one for."""
     if isinstance(error, ApiError):
         return error.code
-    codes = (_CODES.get(kind.__name__) for kind in type(error).__mro__)
-    return next((code for code in codes if code is not None), ErrorCode.UNKNOWN_SERVER_ERROR)
+    for kind in type(error).__mro__:
+        name = kind.__name__
+        kafkas = snake_case(name.removesuffix("Error")).upper()
+        code = _OTHER_NAMES.get(name) or ErrorCode.__members__.get(kafkas)
+        if code is not None:
+            return code
+    return ErrorCode.UNKNOWN_SERVER_ERROR

@@ -13,8 +13,7 @@ from embedlog.batch import Batch
 from embedlog.errors import EmbedlogError
 from embedlog.partition import PartitionLog, PartitionReader
 from embedlog.partition.tail import Tail
-from embedlog.record import TopicPartition
-from embedlog.server.answers import Answers, Caller, Fields
+from embedlog.server.answers import Answers, Caller, Fields, check_epoch
 from embedlog.server.error_codes import ApiError
 from embedlog.server.fetch_session import FetchSession, PartitionKey, partitions_of
 from embedlog.server.memory import MemoryBudget
@@ -22,7 +21,7 @@ from embedlog.server.record_batches import write_batches
 from embedlog.server.tail_cache import TailCache
 from embedlog.server.tail_watch import TailWatch
 
-MAX_ANSWER_BYTES = 55 << 20
+_MAX_ANSWER_BYTES = 55 << 20
 """The most records in an answer, as Kafka's ``fetch.max.bytes``."""
 READ_BYTES = 1 << 20
 """How much of a partition is converted at a time."""
@@ -75,7 +74,8 @@ class Fetcher:
                 return {"session_id": session.id, "responses": _by_topic(session.changed(found))}
 
     def grant(self, wanted: int) -> int:
-        """Return how many bytes an answer may have, of those that all may have together."""
+        """Return how many of the bytes that a client wants an answer may have."""
+        wanted = min(max(wanted, 1), _MAX_ANSWER_BYTES)
         self._granted += (granted := self._memory.take(wanted, least=READ_BYTES))
         return granted
 
@@ -173,21 +173,19 @@ class _Answer:
         log = fetcher.answers.partition(name, item.partition)
         log.refresh()
         tail = log.tail()
-        partition = TopicPartition(name, item.partition)
-        fetcher.answers.check_epoch(partition, item.current_leader_epoch)
+        check_epoch(log, item.current_leader_epoch)
         end = self.ends[log] = log.visible_end(tail)
-        if self._left is None and item.fetch_offset < end:
-            request = self._request
-            wanted = min(max(request.max_bytes, 1), MAX_ANSWER_BYTES)
-            self._left = fetcher.grant(wanted)
         records = []
-        # The first batch of an answer is whole, however large it is (KIP-74).
-        if item.fetch_offset != end and (self._left is None or self._left > 0):
-            limit = max(min(self._left or 0, item.partition_max_bytes), 1)
-            records = fetcher.read(log, tail, item, limit, self._version)
-            size = sum(map(len, records))
-            self.size += size
-            self._left = (self._left or 0) - size
+        if item.fetch_offset != end:
+            if self._left is None:
+                self._left = fetcher.grant(self._request.max_bytes)
+            # The first batch of an answer is whole, however large it is (KIP-74).
+            if self._left > 0:
+                limit = max(min(self._left, item.partition_max_bytes), 1)
+                records = fetcher.read(log, tail, item, limit, self._version)
+                size = sum(map(len, records))
+                self.size += size
+                self._left -= size
         return {
             "high_watermark": end,
             "last_stable_offset": end,

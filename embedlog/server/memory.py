@@ -14,19 +14,15 @@ class MemoryBudget:
     """
 
     def __init__(self, total: int) -> None:
-        self._left, self._changed = total, threading.Condition()
-        self.waited_seconds = 0.0
-
-    @property
-    def left(self) -> int:
+        self.left, self._changed = total, threading.Condition()
         """How many bytes nobody has; below 0 if some took the least that they need."""
-        return self._left
+        self.waited_seconds = 0.0
 
     def take(self, wanted: int, least: int) -> int:
         """Take up to ``wanted`` bytes, and in any case ``least`` of these; return how many."""
         with self._changed:
-            taken = min(wanted, max(self._left, least))
-            self._left -= taken
+            taken = min(wanted, max(self.left, least))
+            self.left -= taken
             return taken
 
     def wait_for(self, size: int, timeout: float) -> bool:
@@ -37,18 +33,18 @@ class MemoryBudget:
             timeout: In seconds.
         """
         with self._changed:
-            if self._left < size:
+            if self.left < size:
                 began = monotonic()
-                is_there = self._changed.wait_for(lambda: self._left >= size, timeout)
+                is_there = self._changed.wait_for(lambda: self.left >= size, timeout)
                 self.waited_seconds += monotonic() - began
                 if not is_there:
                     return False
-            self._left -= size
+            self.left -= size
             return True
 
     def give_back(self, size: int) -> None:
         """Give back bytes that were taken."""
         if size:
             with self._changed:
-                self._left += size
+                self.left += size
                 self._changed.notify_all()

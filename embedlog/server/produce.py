@@ -69,8 +69,7 @@ class Producers:
         try:
             encoded = self._encoded(log, batch)
             if batch.is_transactional:
-                name, version = request.transactional_id, caller.version
-                return self._staged(log, encoded, batch, name, version)
+                return self._staged(log, encoded, batch, request.transactional_id, caller)
             if batch.producer_id >= 0:
                 encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             acks = "all" if request.acks == -1 else request.acks
@@ -90,12 +89,7 @@ class Producers:
         }
 
     def _staged(
-        self,
-        log: PartitionLog,
-        encoded: EncodedBatch,
-        batch: WireBatch,
-        name: str | None,
-        version: int,
+        self, log: PartitionLog, encoded: EncodedBatch, batch: WireBatch, name: Any, caller: Caller
     ) -> Fields:
         """Add a batch to the transaction of its producer."""
         if name is None:
@@ -103,9 +97,9 @@ class Producers:
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
         producer = batch.producer_id, batch.producer_epoch, batch.base_sequence
         try:
-            offset = self._transactions.stage(name, log, encoded, producer, version)
+            offset = self._transactions.stage(name, log, encoded, producer, caller.version)
         except ApiError as error:
-            raise known_error(error, "Produce", version) from error
+            raise known_error(error, "Produce", caller.version) from error
         return {"base_offset": offset, "log_start_offset": log.tail().start_offset}
 
     def _encoded(self, log: PartitionLog, batch: WireBatch) -> EncodedBatch:

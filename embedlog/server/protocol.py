@@ -20,7 +20,7 @@ import struct
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -31,7 +31,6 @@ Decode = Callable[[memoryview, int], tuple[Any, int]]
 Encode = Callable[[Callable[[bytes], object], Any], None]
 """Passes the parts of an encoded value to a function."""
 
-API_VERSIONS = 18
 _FIXED = {
     "bool": "?",
     "int8": "b",
@@ -117,6 +116,11 @@ class _Field(NamedTuple):
     fields: tuple[_Field, ...]
     """Those of a struct."""
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all values have the same size, and `struct` has a code for them."""
+        return self.kind in _FIXED and not self.is_array
+
 
 def _field(schema: Fields, structs: Fields, version: int, flexible: bool) -> _Field:
     is_array = schema["type"].startswith("[]")
@@ -147,10 +151,14 @@ def _default(text: Any, kind: str, is_array: bool, fields: tuple[_Field, ...]) -
     return simple[kind] if kind in simple else {each.name: each.default for each in fields}
 
 
+def _is_flexible(name: str, version: int) -> bool:
+    """Whether a version of a message has tagged fields, and short lengths."""
+    return _has(_messages()[name].get("flexibleVersions"), version)
+
+
 def _layout(name: str, version: int) -> tuple[tuple[_Field, ...], bool]:
-    """Return the fields of a message, and whether the version has tagged fields."""
-    schema = _messages()[name]
-    flexible = _has(schema.get("flexibleVersions"), version)
+    """Return the fields of a message, and whether the version is flexible."""
+    schema, flexible = _messages()[name], _is_flexible(name, version)
     structs = schema.get("commonStructs", {})
     return tuple(_field(each, structs, version, flexible) for each in schema["fields"]), flexible
 
@@ -163,20 +171,10 @@ def has_field(name: str, version: int, field: str) -> bool:
 
 def _runs(fields: Iterable[_Field]) -> Iterable[list[_Field]]:
     """Yield the fields that are in every message, those of fixed sizes together."""
-    run: list[_Field] = []
-    for field in fields:
-        if not field.present or field.tag is not None:
-            continue
-        is_fixed = field.kind in _FIXED and not field.is_array
-        if run and not is_fixed:
-            yield run
-            run = []
-        run.append(field)
-        if not is_fixed:
-            yield run
-            run = []
-    if run:
-        yield run
+    present = (each for each in fields if each.present and each.tag is None)
+    for is_fixed, group in groupby(present, lambda each: each.is_fixed):
+        run = list(group)
+        yield from [run] if is_fixed else ([each] for each in run)
 
 
 # Decoding
@@ -216,7 +214,13 @@ def _length(view: memoryview, at: int, size: int, nullable: bool, item: int = 1)
     return size
 
 
-def _read_uvarint(view: memoryview, at: int) -> tuple[int, int]:
+def read_uvarint(view: memoryview, at: int) -> tuple[int, int]:
+    """Return an unsigned varint of up to 5 bytes, and the position after it.
+
+    Raises:
+        MalformedMessageError: It is longer.
+        IndexError: It is cut.
+    """
     value = shift = 0
     while True:
         byte = view[at]
@@ -234,7 +238,7 @@ def _size_decoder(field: _Field, width: struct.Struct, item: int = 1) -> Decode:
     nullable = field.nullable
 
     def compact(view: memoryview, at: int) -> tuple[int, int]:
-        size, at = _read_uvarint(view, at)
+        size, at = read_uvarint(view, at)
         return _length(view, at, size - 1, nullable, item), at
 
     def plain(view: memoryview, at: int) -> tuple[int, int]:
@@ -283,16 +287,6 @@ def _value_decoder(field: _Field, flexible: bool) -> Decode:
 
 def _array_decoder(field: _Field, flexible: bool) -> Decode:
     size_of = _size_decoder(field, _INT, _least_size(field, flexible))
-    if field.kind in _FIXED:
-        code, width = _FIXED[field.kind], struct.calcsize(_FIXED[field.kind])
-
-        def numbers(view: memoryview, at: int) -> tuple[list[Any] | None, int]:
-            count, at = size_of(view, at)
-            if count < 0:
-                return None, at
-            return list(struct.unpack_from(f">{count}{code}", view, at)), at + count * width
-
-        return numbers
     item_of = _value_decoder(field._replace(nullable=False), flexible)
 
     def decode(view: memoryview, at: int) -> tuple[list[Any] | None, int]:
@@ -334,7 +328,7 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
     make = partial(tuple.__new__, _tuple_type(name, [*chain.from_iterable(runs), *rest]))
     steps: list[tuple[struct.Struct | None, Any]] = []
     for run in runs:
-        if run[0].kind in _FIXED and not run[0].is_array:
+        if run[0].is_fixed:
             steps.append((struct.Struct(">" + "".join(_FIXED[each.kind] for each in run)), None))
         else:
             steps.append((None, _decoder_of(run[0], flexible)))
@@ -374,11 +368,11 @@ def _read_tags(
     view: memoryview, at: int, by_tag: Mapping[int | None, tuple[str, Decode]]
 ) -> tuple[dict[str, Any], int]:
     """Return the tagged fields of a struct by name; those that are not known are skipped."""
-    count, at = _read_uvarint(view, at)
+    count, at = read_uvarint(view, at)
     found: dict[str, Any] = {}
     for _ in range(_length(view, at, count, False, 2)):
-        tag, at = _read_uvarint(view, at)
-        size, at = _read_uvarint(view, at)
+        tag, at = read_uvarint(view, at)
+        size, at = read_uvarint(view, at)
         end = at + _length(view, at, size, False)
         if tag in by_tag:
             name, read = by_tag[tag]
@@ -434,14 +428,10 @@ def _bytes_encoder(field: _Field) -> Encode:
         if value is None:
             write(null)
             return
-        if isinstance(value, list):
-            write(size_of(sum(map(len, value))))
-            for part in value:
-                write(part)
-            return
-        data = value.encode() if is_text else value
-        write(size_of(len(data)))
-        write(data)
+        parts = value if isinstance(value, list) else [value.encode() if is_text else value]
+        write(size_of(sum(map(len, parts))))
+        for part in parts:
+            write(part)
 
     return encode
 
@@ -473,17 +463,14 @@ def _written_by(convert: Callable[[Any], bytes]) -> Encode:
 
 
 def _array_encoder(field: _Field, flexible: bool) -> Encode:
-    size_of, code = _size_encoder(field, _INT), _FIXED.get(field.kind)
-    null, encode_item = size_of(-1), _value_encoder(field, flexible)
+    size_of, encode_item = _size_encoder(field, _INT), _value_encoder(field, flexible)
+    null = size_of(-1)
 
     def encode(write: Callable[[bytes], object], items: Any) -> None:
         if items is None:
             write(null)
             return
         write(size_of(len(items)))
-        if code is not None:
-            write(struct.pack(f">{len(items)}{code}", *items))
-            return
         for item in items:
             encode_item(write, item)
 
@@ -498,7 +485,7 @@ def _struct_encoder(fields: tuple[_Field, ...], flexible: bool) -> Encode:
     steps: list[tuple[Any, Any]] = []
     for run in _runs(fields):
         names = [(each.name, each.default) for each in run]
-        if run[0].kind in _FIXED and not run[0].is_array:
+        if run[0].is_fixed:
             pack = struct.Struct(">" + "".join(_FIXED[each.kind] for each in run)).pack
             steps.append((names, pack))
         else:
@@ -572,7 +559,7 @@ def decode_request(data: memoryview, offered: Mapping[str, tuple[int, int]]) -> 
         first, last = offered.get(api, (0, -1))
         if not first <= version <= last:
             return ApiRequest(api, version, correlation_id, client_id, None)
-        if _has(_messages()[f"{api}Request"].get("flexibleVersions"), version):
+        if _is_flexible(f"{api}Request", version):
             _, at = _read_tags(data, at, {})
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedMessageError(f"no header of a request: {error}") from error
@@ -583,7 +570,7 @@ def decode_request(data: memoryview, offered: Mapping[str, tuple[int, int]]) -> 
 def encode_request(api: str, version: int, fields: Fields) -> bytes:
     """Return a request, with the length before it."""
     (key,) = (number for number, name in api_names().items() if name == api)
-    tags = b"\0" if _has(_messages()[f"{api}Request"].get("flexibleVersions"), version) else b""
+    tags = b"\0" if _is_flexible(f"{api}Request", version) else b""
     body = _HEADER.pack(key, version, 0, -1) + tags + encode(f"{api}Request", version, fields)
     return _INT.pack(len(body)) + body
 
@@ -595,8 +582,7 @@ def decode_response(api: str, version: int, data: bytes) -> Any:
         MalformedMessageError: They are not an answer.
     """
     name = f"{api}Response"
-    at = 2 * _INT.size + bool(_has(_messages()[name].get("flexibleVersions"), version))
-    return decode(name, version, data[at:])
+    return decode(name, version, data[2 * _INT.size + _is_flexible(name, version) :])
 
 
 def encode_response(request: ApiRequest, version: int, fields: Fields) -> list[bytes]:
@@ -604,7 +590,7 @@ def encode_response(request: ApiRequest, version: int, fields: Fields) -> list[b
     parts = [b"", _INT.pack(request.correlation_id)]
     name = f"{request.api}Response"
     # A client must understand this one before it knows which versions the server has.
-    if request.api != "ApiVersions" and _has(_messages()[name].get("flexibleVersions"), version):
+    if request.api != "ApiVersions" and _is_flexible(name, version):
         parts.append(b"\0")
     encoder(name, version)(parts.append, fields)
     parts[0] = _INT.pack(sum(map(len, parts)))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 from embedlog.batch import Batch, EncodedBatch, encode, encode_lists, from_lists, schema
 from embedlog.batch.arrays import data, numbers
 from embedlog.batch.encode import headers_array
-from embedlog.batch.wire import headers_type, timestamp_type
+from embedlog.batch.wire import timestamp_type
 from embedlog.checksum import crc32c
 from embedlog.config import INT_MAX
 from embedlog.lazy import np, pa, pc
@@ -71,8 +72,7 @@ class WireBatch(NamedTuple):
         Raises:
             ApiError: The records are damaged.
         """
-        plain, count = self._plain(), self.record_count
-        lists: Lists = _checked(_read_lists, plain, count, self.base_timestamp)
+        lists: Lists = _checked(_read_lists, self._plain(), self.record_count, self.base_timestamp)
         return lists
 
     def columns(self) -> Any:
@@ -81,10 +81,9 @@ class WireBatch(NamedTuple):
         Raises:
             ApiError: The records are damaged.
         """
-        plain = self._plain()
         if self.record_count <= _FEW:
-            return from_lists(*_checked(_read_lists, plain, self.record_count, self.base_timestamp))
-        return _checked(_read_columns, plain, self.record_count, self.base_timestamp)
+            return from_lists(*self.lists())
+        return _checked(_read_columns, self._plain(), self.record_count, self.base_timestamp)
 
     def encoded(self, compression: str) -> EncodedBatch:
         """Return the batch as a log has it.
@@ -354,13 +353,12 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[Wir
             yield _written_lists(run, epoch, is_append_time)
             continue
         columns = list(map(rows_of or _columns_of, run))
-        if any(each.num_columns == 4 for each in columns):
-            columns = [
-                each if each.num_columns == 4 else _with_headers_column(each) for each in columns
-            ]
         merged = columns[0]
         if len(columns) > 1:
-            (merged,) = pa.Table.from_batches(columns).combine_chunks().to_batches()
+            # Some may have no headers.
+            alike = [list(each) for _, each in groupby(columns, lambda each: each.num_columns)]
+            table = pa.concat_tables(map(pa.Table.from_batches, alike), promote_options="default")
+            (merged,) = table.combine_chunks().to_batches()
         offsets = np.concatenate([_offsets_of(batch) for batch in run])
         yield write_rows(WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
 
@@ -387,11 +385,6 @@ def _merge_key(batch: Batch) -> tuple[int, bool]:
 def _columns_of(batch: Batch) -> Any:
     names = ["timestamp", "key", "value", *(["headers"] if batch.has_headers else ())]
     return batch.columns(names)
-
-
-def _with_headers_column(columns: Any) -> Any:
-    headers = pa.nulls(columns.num_rows, headers_type())
-    return columns.append_column(pa.field("headers", headers_type()), headers)
 
 
 def _offsets_of(batch: Batch) -> Any:

@@ -10,8 +10,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from embedlog.api import Log
@@ -321,18 +321,14 @@ class KafkaServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"<KafkaServer of {self._log.path} at {self.bootstrap_servers}>"
 
 
+@cache
 def offered() -> Mapping[str, tuple[int, int]]:
     """Return the versions that the server answers, by the names of the APIs."""
     return {name: _VERSIONS.get(name) or versions(name) for name in APIS}
@@ -347,7 +343,6 @@ class Connection:
     """
 
     def __init__(self, server: KafkaServer, connected: socket.socket) -> None:
-        self._offered = offered()
         is_worker = connected.family == socket.AF_UNIX
         self._is_worker, self._host, self._port, self._peer = is_worker, "", 0, _WORKER
         if not is_worker:
@@ -387,7 +382,7 @@ class Connection:
 
     def run(self) -> None:
         """Answer requests until the client ends, or sends what is not one."""
-        connected, reason = self._socket, None
+        connected = self._socket
         _logger.debug("%s has connected", self._peer)
         try:
             if not self._is_worker:
@@ -399,17 +394,11 @@ class Connection:
             while self._answer_next():
                 pass
             _logger.debug("%s has closed its connection", self._peer)
-        except MalformedMessageError as error:
-            reason = str(error)
         except (ConnectionError, TimeoutError) as error:
             _logger.debug("The connection of %s ended: %s", self._peer, error)
-        except (EmbedlogError, ApiError) as error:
-            reason = str(error)
-        except OSError as error:
+        except (MalformedMessageError, EmbedlogError, ApiError, OSError) as error:
             if not self._server._closed:
-                reason = str(error)
-        if reason is not None and not self._server._closed:
-            _logger.warning("Closed the connection of %s: %s", self._peer, reason)
+                _logger.warning("Closed the connection of %s: %s", self._peer, error)
 
     def _answer_next(self) -> bool:
         """Answer the next request; False at the end of the connection."""
@@ -437,7 +426,7 @@ class Connection:
             self._socket.settimeout(_STALLED_SECONDS)
             if not receive(self._socket, frame[_KEY.size :]):
                 return False
-            began, request = monotonic(), decode_request(frame, self._offered)
+            began, request = monotonic(), decode_request(frame, offered())
             api, answer = request.api, self._answered(request, frame)
             del frame, request
         finally:
@@ -488,20 +477,22 @@ class Connection:
         names = {name: key for key, name in api_names().items()}
         keys = [
             {"api_key": names[api], "min_version": ADVERTISED.get(api, first), "max_version": last}
-            for api, (first, last) in self._offered.items()
+            for api, (first, last) in offered().items()
         ]
-        answer: Fields = {"api_keys": sorted(keys, key=lambda each: each["api_key"])}
+        answer: Fields = {
+            "api_keys": sorted(keys, key=lambda each: each["api_key"]),
+            "finalized_features_epoch": 0,
+            "finalized_features": [
+                {"name": name, "min_version_level": level, "max_version_level": level}
+                for name, level in _FEATURES.items()
+            ],
+        }
         version = 0 if caller is None else caller.version
         if version >= _MINIMUM_ZERO_SINCE:
             answer["supported_features"] = [
                 {"name": name, "min_version": 0, "max_version": level}
                 for name, level in _FEATURES.items()
             ]
-        answer["finalized_features_epoch"] = 0
-        answer["finalized_features"] = [
-            {"name": name, "min_version_level": level, "max_version_level": level}
-            for name, level in _FEATURES.items()
-        ]
         return answer
 
     def _send(self, parts: list[bytes]) -> None:

@@ -11,7 +11,7 @@ from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS
 from embedlog.errors import UnknownMemberIdError
 from embedlog.server.answers import Caller, Fields, by_topic
 from embedlog.server.error_codes import ApiError, ErrorCode
-from embedlog.server.fetch import LONGEST_WAIT_SECONDS, MAX_ANSWER_BYTES, Fetcher
+from embedlog.server.fetch import LONGEST_WAIT_SECONDS, Fetcher
 from embedlog.server.remote_members import RemoteMembers
 from embedlog.server.subscriptions import check_member_id
 from embedlog.server.tail_watch import TailWatch, end_of
@@ -74,9 +74,7 @@ class ShareFetcher:
         is_last = request.share_session_epoch == _FINAL
         errors = {} if is_last else session.follow(request)
         limit = 0 if is_last or request.is_renew_ack else request.max_records
-
-        def grant() -> int:
-            return self._fetcher.grant(min(max(request.max_bytes, 1), MAX_ANSWER_BYTES))
+        grant = partial(self._fetcher.grant, request.max_bytes)
 
         while True:
             self._fetcher.sent()

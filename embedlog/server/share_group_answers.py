@@ -123,21 +123,16 @@ class ShareGroupAnswers(HeartbeatAnswers):
     def alter_share_group_offsets(self, request: Any, caller: Caller) -> Fields:
         """Answer: sets where a group without members begins."""
 
-        def alter(partition: TopicPartition, offset: int) -> None:
-            if offset < 0:
+        def alter(partition: TopicPartition, item: Any) -> None:
+            if item.start_offset < 0:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "An offset must not be negative")
-            group.reset({partition: OffsetAndMetadata(offset)})
+            group.reset({partition: OffsetAndMetadata(item.start_offset)})
 
         group = ShareGroup(self._log.root, request.group_id)
         with suppress(GroupIdNotFoundError):
             group.check_empty(_snapshot(group).members, "set where it begins")
-        found = [
-            (part, self._answers.outcome(alter, part, item.start_offset))
-            for topic in request.topics
-            for item in topic.partitions
-            for part in [TopicPartition(topic.topic_name, item.partition_index)]
-        ]
-        return {"responses": self._with_ids(by_topic(found, "topic_name"))}
+        altered = self._answers.each_partition(request.topics, alter, "topic_name")
+        return {"responses": self._with_ids(altered)}
 
     def delete_share_group_offsets(self, request: Any, caller: Caller) -> Fields:
         """Answer: lets a group without members begin anew in topics."""

@@ -77,9 +77,8 @@ class TailWatch:
             self._changed.notify()
         if not self._root.closed and self._root.wake.rings:
             self._root.wake.advance()
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         page = None
@@ -114,9 +113,7 @@ class TailWatch:
 
 def _due(waiting: list[_Waiting]) -> list[_Waiting]:
     """Return those that have what they wait for."""
-    ends: dict[PartitionLog, int | None] = {}
-    for log in {log for each in waiting for log in each.ends}:
-        ends[log] = end_of(log)
+    ends = {log: end_of(log) for log in {log for each in waiting for log in each.ends}}
     return [
         each
         for each in waiting

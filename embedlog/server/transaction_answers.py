@@ -106,12 +106,7 @@ class TransactionAnswers:
         """Answer: adds partitions to a transaction, all or none."""
         topics = request.v3_and_below_topics
         partitions = [TopicPartition(each.name, n) for each in topics for n in each.partitions]
-        infos = self._log.root.topics()
-        unknown = {
-            part
-            for part in partitions
-            if part.topic not in infos or not 0 <= part.partition < infos[part.topic].partitions
-        }
+        unknown = set(partitions).difference(self._answers.service.existing(partitions))
 
         def add() -> None:
             name = request.v3_and_below_transactional_id
@@ -122,16 +117,12 @@ class TransactionAnswers:
         if not unknown:
             code = self._outcome("AddPartitionsToTxn", caller, add)["error_code"]
         missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        results = by_topic(
+        results = (
             (part, {"partition_error_code": missing if part in unknown else code})
             for part in partitions
         )
-        return {
-            "results_by_topic_v3_and_below": [
-                {"name": each["name"], "results_by_partition": each["partitions"]}
-                for each in results
-            ]
-        }
+        found = by_topic(results, partitions="results_by_partition")
+        return {"results_by_topic_v3_and_below": found}
 
     def add_offsets_to_txn(self, request: Any, caller: Caller) -> Fields:
         """Answer: has a transaction commit offsets of a group."""

@@ -20,7 +20,7 @@ from support.patience import patient
 
 def flexible(message: str, version: int) -> bool:
     """Whether a version of a message has tagged fields."""
-    return protocol._has(protocol._messages()[message].get("flexibleVersions"), version)
+    return protocol._is_flexible(message, version)
 
 
 def request_bytes(api: str, version: int, correlation_id: int = 7, **fields: Any) -> bytes:

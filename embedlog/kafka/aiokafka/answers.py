@@ -179,7 +179,7 @@ class LogBrokers(LogCluster):
             is_topic, wanted = resource["resource_type"] == _TOPIC, resource["config_names"]
             values: Mapping[str, Any] = {"broker.id": controller_id(self._log)}
             if is_topic:
-                values = self._service.topic_config(resource["resource_name"]).to_dict()
+                values = self._log.root.topic(resource["resource_name"]).config.to_dict()
             defaults = TopicConfig().to_dict() if is_topic else values
             entries = [
                 {
@@ -204,7 +204,7 @@ class LogBrokers(LogCluster):
                 each["config_name"]: each["config_value"] for each in resource["config_entries"]
             }
             # The request has all settings of the topic: others get their defaults.
-            before = dict.fromkeys(self._service.topic_config(topic).overrides())
+            before = dict.fromkeys(self._log.root.topic(topic).config.overrides())
             only_check = asked["validate_only"]
             self._service.alter_topic(topic, {**before, **given}, validate_only=only_check)
 

@@ -189,7 +189,7 @@ class AdminClient(LogClient):
         def describe(resource: Any) -> dict[str, Any]:
             if not _is_topic(resource):
                 return {}  # a log has no broker with settings
-            config, source = self._service.topic_config(resource.name), library.ConfigSource
+            config, source = self._log.root.topic(resource.name).config, library.ConfigSource
             changed = config.overrides()
             return {
                 name: library.ConfigEntry(
@@ -235,7 +235,7 @@ class AdminClient(LogClient):
         def alter(resource: Any) -> None:
             if not _is_topic(resource):
                 raise exception("INVALID_REQUEST", f"Only topics have settings, got {resource}")
-            changes = changes_of(self._service.topic_config(resource.name), resource)
+            changes = changes_of(self._log.root.topic(resource.name).config, resource)
             self._service.alter_topic(resource.name, changes, validate_only=validate_only)
 
         return _futures(resources, _itself, alter)
