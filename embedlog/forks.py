@@ -100,6 +100,9 @@ def _frames_without(this: int) -> list[FrameType]:
 
 def _before_fork() -> None:
     this, until = threading.get_ident(), time.monotonic() + _SECONDS
+    # The hook of logging runs before, and takes a lock that imports need which get a logger.
+    lock = getattr(sys.modules.get("logging"), "_lock", None)
+    is_held = lock is not None and lock._is_owned()
     while time.monotonic() < until:
         # After a sleep, this thread keeps the interpreter for longer than the fork takes.
         time.sleep(0)
@@ -107,7 +110,11 @@ def _before_fork() -> None:
         if not any(map(_is_in_a_step, others)):
             return
         del others
+        if is_held:
+            lock.release()
         time.sleep(0.001)
+        if is_held:
+            lock.acquire()
 
 
 def _after_fork_in_child() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import fork_at_lines, fork_in_first_use, fork_in_operation, forks, journal_check
-from support.children import PausedChild
+from support.children import PausedChild, run_python
 from support.forks import tell
 from support.log_programs import ProgramProcess, Step, encode, journal_of
 from support.patience import patient
@@ -232,6 +232,39 @@ def test_a_fork_in_the_first_use_of_a_library_disturbs_neither_side(
     for moment in moments:
         fork_in_first_use.check(tmp_path / str(moment), program, moment)
     tell(f"{len(moments)} forks in {imports} imports of {program}")
+
+
+IMPORTS_A_LOGGER = """
+import os, sys, threading, time
+from embedlog.forks import finished_before_forks
+assert "logging" not in sys.modules
+import logging
+
+reached = threading.Event()
+
+@finished_before_forks
+def step():
+    reached.set()
+    time.sleep(0.5)  # The fork begins meanwhile.
+    logging.getLogger("as many libraries do when they are imported")
+    done.append(True)
+
+done = []
+threading.Thread(target=step).start()
+reached.wait()
+before = time.monotonic()
+child = os.fork()
+assert done and time.monotonic() - before < 9, "the fork gave up waiting"
+if not child:
+    logging.getLogger("of the child")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_waits_for_an_import_that_gets_a_logger() -> None:
+    """P18: `logging` is imported after `embedlog.forks`, and takes its lock before each fork."""
+    run_python("-c", IMPORTS_A_LOGGER)
 
 
 def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
