@@ -101,7 +101,7 @@ def _frames_without(this: int) -> list[FrameType]:
 def _before_fork() -> None:
     this, until = threading.get_ident(), time.monotonic() + _SECONDS
     # The hook of logging runs before, and takes a lock that imports need which get a logger.
-    lock = getattr(sys.modules.get("logging"), "_lock", None)
+    lock: Any = getattr(sys.modules.get("logging"), "_lock", None)
     is_held = lock is not None and lock._is_owned()
     while time.monotonic() < until:
         # After a sleep, this thread keeps the interpreter for longer than the fork takes.

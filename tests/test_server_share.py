@@ -542,6 +542,11 @@ def test_offsets_are_described_altered_and_deleted(log, join):
         ("DeleteShareGroupOffsets", deleted),
     ]:
         assert client.ask(api, 0, **fields).error_code == ErrorCode.NON_EMPTY_GROUP
+    asked = {"groups": [{"group_id": "g", "topics": None}]}
+    assert client.ask("OffsetFetch", 8, **asked).groups[0].topics == []
+    asked["groups"][0]["topics"] = [{"name": "jobs", "partition_indexes": [0]}]
+    (topic,) = client.ask("OffsetFetch", 8, **asked).groups[0].topics
+    assert topic.partitions[0][:2] == (0, -1)
     none = {"group_id": "none"}
     answer = client.ask("DeleteShareGroupOffsets", 0, **{**deleted, **none})
     assert answer.error_code == ErrorCode.GROUP_ID_NOT_FOUND

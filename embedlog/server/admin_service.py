@@ -22,6 +22,8 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownMemberIdError,
 )
+from embedlog.groups.membership import CONSUMER
+from embedlog.groups.offsets import CommittedOffset
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.replication.placement import assign_replicas
 from embedlog.server.cluster import nodes, placement
@@ -175,16 +177,21 @@ class AdminService:
     def committed(
         self, group_id: str, partitions: Iterable[Any] | None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the commits of a group, by default all of them; None for a partition without."""
+        """Return the commits of a group, by default all of them; None for a partition without.
+
+        A share group has none, as in Kafka: its offsets are the state of records.
+        """
         group = open_group(self._log.root, group_id)
-        if partitions is None:
+        chosen = [TopicPartition(*part) for part in partitions or ()]
+        found: Mapping[TopicPartition, CommittedOffset | None] = {}
+        if group.read().kind == CONSUMER:
             with suppress(GroupIdNotFoundError):
-                rows = group.snapshot().committed.items()
-                return {partition: row.position for partition, row in rows}
-            return {}
-        chosen = [TopicPartition(*part) for part in partitions]
-        found = group.committed(self.existing(chosen))
-        return {part: row and row.position for part in chosen for row in [found.get(part)]}
+                if partitions is None:
+                    found = group.snapshot().committed
+                else:
+                    found = group.committed(self.existing(chosen))
+        rows = {part: found.get(part) for part in (found if partitions is None else chosen)}
+        return {part: row and row.position for part, row in rows.items()}
 
     def commit_offsets(
         self,
