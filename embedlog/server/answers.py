@@ -21,6 +21,7 @@ from embedlog.config.values import setting_text
 from embedlog.errors import (
     EmbedlogError,
     GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     InvalidTopicError,
@@ -53,8 +54,8 @@ _OF_TOPIC, _OF_BROKER, _DEFAULT, _OF_GROUP = 1, 4, 5, 8
 """Kafka's numbers for where the value of a setting is from."""
 _SOURCES = {TOPIC: _OF_TOPIC, GROUP: _OF_GROUP}
 """Of values that are not defaults, by what has settings that can be changed."""
-_EARLIEST_TO_UPLOAD = -6
-"""The last of Kafka's numbers for offsets to look up."""
+_SPECS_SINCE = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
+"""The first version of ListOffsets that has each of Kafka's numbers for offsets to look up."""
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
 
@@ -207,10 +208,12 @@ class Answers:
     def _asked_topic(self, name: str | None, number: UUID, create: bool) -> Fields:
         root = self.log.root
         try:
-            # An empty name is one, and a wrong one.
-            name = self.named(name, number) if name is None else name
+            # An id counts, not a name, which Java's consumer of a pattern leaves empty beside it.
+            if name is None or number != _NO_ID:
+                name = self.named(None, number)
             return self._topic(root.ensure_topic(name) if create else root.topic(name))
         except (EmbedlogError, ApiError) as error:
+            name = name if number == _NO_ID else None
             return {"name": name, "topic_id": number, **self.failure(error)}
 
     def _topic(self, info: TopicInfo) -> Fields:
@@ -515,7 +518,8 @@ class Answers:
 
         def offset(partition: TopicPartition, item: Any) -> Fields:
             self.check_epoch(partition, item.current_leader_epoch)
-            if item.timestamp < _EARLIEST_TO_UPLOAD:
+            since = _SPECS_SINCE.get(item.timestamp)
+            if item.timestamp < 0 and (since is None or caller.version < since):
                 text = f"There is no offset for the timestamp {item.timestamp}"
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
             found, timestamp, epoch = self.service.offset(*partition, int(item.timestamp))
@@ -822,15 +826,19 @@ class Answers:
             ]
         }
 
-    def offset_delete(self, request: Any, caller: Caller) -> Fields:
-        """Answer: deletes committed offsets."""
+    def offset_delete(self, request: Any, caller: Caller, read: Collection[str] = ()) -> Fields:
+        """Answer: deletes committed offsets, but for topics that members of another kind read."""
         group = self.log.groups[request.group_id]
         if group.describe().kind == SHARE:  # or it raises: for all partitions
             raise GroupIdNotFoundError("The group is a share group", group=group.name)
-        topics = self.each_partition(
-            request.topics, lambda partition, _: group.delete_offsets([partition])
-        )
-        return {"topics": topics}
+
+        def delete(partition: TopicPartition, _: Any) -> None:
+            if partition.topic in read:
+                text = f"Members of the group are subscribed to {partition.topic}"
+                raise GroupSubscribedToTopicError(text, group=group.name)
+            group.delete_offsets([partition])
+
+        return {"topics": self.each_partition(request.topics, delete)}
 
     def leave_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: removes members of a group."""

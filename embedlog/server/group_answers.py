@@ -8,12 +8,11 @@ Consumers with Kafka's own assignors are members of groups of the log, whose row
 from __future__ import annotations
 
 import struct
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from embedlog.assignor.select import BUILT_IN
-from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError, NonEmptyGroupError
+from embedlog.errors import EmbedlogError, NonEmptyGroupError, UnknownMemberIdError
 from embedlog.groups.membership import SHARE
 from embedlog.server.answers import Answers, Caller, Fields, is_listed, with_operations
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
@@ -119,6 +118,8 @@ class GroupAnswers:
 
     def leave_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: removes members."""
+        if not request.group_id:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID, "A group has a name")
         leave = self._of(request.group_id).leave
         if caller.version < 3:
             return self._answers.outcome(leave, request.group_id, request.member_id, None)
@@ -170,7 +171,12 @@ class GroupAnswers:
         def check(asked: Any) -> None:
             if asked.member_id is not None and self._groups.find(asked.group_id) is None:
                 group = self._members.group(asked.group_id)
-                self._members.check_reader(group, asked.member_id, asked.member_epoch)
+                try:
+                    self._members.check_reader(group, asked.member_id, asked.member_epoch)
+                except UnknownMemberIdError:
+                    if self._answers.service.group(asked.group_id) is not None:
+                        raise
+                    # As in Kafka, a group that does not exist has no offsets, whoever asks.
 
         checked = self._answers.each(request.groups, ("group_id",), check)
         allowed = [
@@ -185,18 +191,9 @@ class GroupAnswers:
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes offsets of topics that no member reads."""
         group = self._groups.find(request.group_id)
-        subscribed = set[str]() if group is None else _subscribed(group)
-
-        def delete() -> Fields:
-            taken = sorted(subscribed & {topic.name for topic in request.topics})
-            if taken:
-                raise GroupSubscribedToTopicError(
-                    f"Members of the group are subscribed to {', '.join(taken)}",
-                    group=request.group_id,
-                )
-            return self._answers.offset_delete(request, caller)
-
-        return self._answers.outcome(delete)
+        topics = {topic.name for topic in request.topics}
+        read = set[str]() if group is None else _read_by(group, topics)
+        return self._answers.outcome(self._answers.offset_delete, request, caller, read)
 
     # Administration
 
@@ -235,16 +232,17 @@ class GroupAnswers:
         return {"results": [{"group_id": name, **outcome(delete, name)} for name in names]}
 
 
-def _subscribed(group: Any) -> set[str]:
-    """Return the topics that the consumers of a group have subscribed to."""
-    topics = set[str]()
+def _read_by(group: Any, topics: set[str]) -> set[str]:
+    """Return which topics the consumers of a group may have subscribed to."""
+    read = set[str]()
     if group.protocol_type != "consumer":
-        return topics
+        return read
     for member in list(group.members.values()):
         for metadata in member.protocols.values():
-            # Other clients may put other bytes there.
-            with suppress(MalformedMessageError, struct.error):
+            try:
                 (version,) = struct.unpack_from(">h", metadata)
                 version = min(max(version, 0), 3)
-                topics.update(decode("ConsumerProtocolSubscription", version, metadata[2:]).topics)
-    return topics
+                read.update(decode("ConsumerProtocolSubscription", version, metadata[2:]).topics)
+            except (MalformedMessageError, struct.error):
+                return topics  # Other clients may put other bytes there, which can mean each.
+    return read & topics

@@ -31,9 +31,10 @@ WORK = Path(tempfile.gettempdir()) / f"embedlog-tests-kafka-suite-{VERSION}"
 """The jars, 150 MB, which are fetched once, and the classes."""
 CLASS_SECONDS = 900
 _TESTED = (
-    *("kafka_2.13", "kafka-test-common-runtime", "kafka-test-common-internal-api"),
+    *("kafka_2.13", "kafka-test-common-runtime", "kafka-test-common-internal-api", "kafka-tools"),
     *(f"{name}:test" for name in ("kafka-clients-integration-tests", "kafka-clients")),
     *(f"{name}:test" for name in ("kafka_2.13", "kafka-server-common", "kafka-tools")),
+    "kafka-group-coordinator:test",
 )
 _TOOLS = {
     "org.junit.platform:junit-platform-console": "1.13.1",
@@ -76,9 +77,10 @@ def _pom() -> str:
 
 
 def prepare() -> str:
-    """Fetch the jars unless they are there, compile our class, and return the class path."""
-    jars, classes = WORK / "jars", WORK / "classes"
-    if not jars.exists():
+    """Fetch the jars unless they are there, compile our classes, and return the class path."""
+    jars, classes, fetched = WORK / "jars", WORK / "classes", WORK / "pom.xml"
+    if not fetched.exists() or fetched.read_text(encoding="utf-8") != _pom():
+        shutil.rmtree(jars, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=WORK.parent) as directory:
             Path(directory, "pom.xml").write_text(_pom(), encoding="utf-8")
             copy = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
@@ -86,6 +88,7 @@ def prepare() -> str:
             subprocess.run(command, cwd=directory, check=True, timeout=900)
             WORK.mkdir(exist_ok=True)
             Path(directory, "jars").rename(jars)
+            Path(directory, "pom.xml").rename(fetched)
     shutil.rmtree(classes, ignore_errors=True)
     sources = sorted(HERE.glob("*.java"))
     compiler = ["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), *sources]
