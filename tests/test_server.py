@@ -508,6 +508,9 @@ def test_what_no_broker_accepts_has_its_code(embedlog_log, client):
     none = [{**topic, "replication_factor": 0}]
     refused = [ErrorCode.INVALID_REPLICATION_FACTOR]
     assert codes(client.ask("CreateTopics", 7, topics=none)) == refused
+    fewer = [{"name": "orders", "count": 3, "assignments": [{"broker_ids": [0]}]}]
+    refused = [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+    assert codes(client.ask("CreatePartitions", 3, topics=fewer)) == refused
     topics = [{"name": "orders", "partitions": parts}]
     deleted = client.ask("DeleteRecords", 2, topics=topics).topics[0].partitions[0]
     assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.POLICY_VIOLATION, -1)

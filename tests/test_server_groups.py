@@ -314,6 +314,23 @@ def test_offsets_of_topics_that_members_read_stay(embedlog_log, new_member, subs
     assert embedlog_log.groups["g"].lag() == {}
 
 
+def test_a_group_without_a_name_does_not_exist(embedlog_log, kafka_server):
+    """Who asks for it learns that, as of any other one; only members need a name."""
+    embedlog_log.create_topic("orders")
+    topics = [{"name": "orders", "partition_indexes": [0]}]
+    with WireClient(kafka_server.bootstrap_servers) as client:
+        missing = ErrorCode.GROUP_ID_NOT_FOUND
+        assert client.ask("DescribeGroups", 6, groups=[""]).groups[0].error_code == missing
+        assert client.ask("DescribeGroups", 5, groups=[""]).groups[0].error_code == 0
+        assert client.ask("DeleteGroups", 2, groups_names=[""]).results[0].error_code == missing
+        fetched = client.ask("OffsetFetch", 7, group_id="", topics=topics)
+        assert fetched.error_code == 0
+        assert fetched.topics[0].partitions[0].committed_offset == -1
+        assert client.ask("OffsetFetch", 7, group_id="", topics=None).topics == []
+        left = client.ask("LeaveGroup", 4, group_id="", members=[{"member_id": "a"}])
+        assert left.error_code == ErrorCode.INVALID_GROUP_ID
+
+
 def test_offsets_are_fetched_by_name_and_id(embedlog_log, new_member):
     """For several groups, and topics that are not there."""
     embedlog_log.create_topic("orders", 2)

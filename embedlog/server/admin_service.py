@@ -17,6 +17,7 @@ from embedlog.errors import (
     EligibleLeadersNotAvailableError,
     EmbedlogError,
     GroupIdNotFoundError,
+    InvalidGroupIdError,
     InvalidPartitionsError,
     NonEmptyGroupError,
     TopicAlreadyExistsError,
@@ -176,11 +177,23 @@ class AdminService:
     # Groups
 
     def group(self, group_id: str) -> GroupDescription | None:
-        """Describe a group; None if it does not exist."""
+        """Describe a group; None if it does not exist, as one with a name that none can have."""
         try:
             return self._log.groups[group_id].describe()
-        except GroupIdNotFoundError:
+        except (GroupIdNotFoundError, InvalidGroupIdError):
             return None
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a group without members.
+
+        Raises:
+            GroupIdNotFoundError: It does not exist.
+            NonEmptyGroupError: It has members.
+        """
+        try:
+            self._log.groups[group_id].delete()
+        except InvalidGroupIdError as error:
+            raise GroupIdNotFoundError(str(error)) from error
 
     def group_type(self, group_id: str) -> str:
         """Return Kafka's name for the type of a group: that of its members."""
@@ -197,13 +210,17 @@ class AdminService:
         self, group_id: str, partitions: Iterable[Any] | None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the commits of a group, by default all of them; None for a partition without."""
-        group = open_group(self._log.root, group_id)
+        chosen = [TopicPartition(*part) for part in partitions or ()]
+        try:
+            group = open_group(self._log.root, group_id)
+        except InvalidGroupIdError:
+            return dict.fromkeys(chosen)
         if partitions is None:
             with suppress(GroupIdNotFoundError):
                 rows = group.snapshot().committed.items()
                 return {partition: row.position for partition, row in rows}
             return {}
-        chosen, infos = [TopicPartition(*part) for part in partitions], self._log.root.topics()
+        infos = self._log.root.topics()
         existing = (
             part
             for part in chosen

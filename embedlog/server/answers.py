@@ -348,9 +348,12 @@ class Answers:
         def create(topic: Any) -> None:
             only_check = request.validate_only
             try:
-                self.log.root.topic(topic.name)
+                added = topic.count - self.log.root.topic(topic.name).partitions
             except InvalidTopicError as error:
                 raise _unknown(error) from error
+            if added > 0 and topic.assignments and len(topic.assignments) != added:
+                text = f"{added} more partitions, but {len(topic.assignments)} assignments of them"
+                raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
             self.service.create_partitions(topic.name, topic.count, validate_only=only_check)
 
         return {"results": self.each(request.topics, ("name",), create)}
@@ -707,12 +710,9 @@ class Answers:
 
     def described_group(self, name: str, caller: Caller) -> Fields:
         """Return a group as DescribeGroups has it."""
-        try:
-            group = self.service.group(name)
-        except EmbedlogError as invalid:
-            return {"group_id": name, "group_state": "Dead", **self.failure(invalid)}
+        group = self.service.group(name)
         if group is None or group.kind == SHARE:  # which another request describes
-            error = GroupIdNotFoundError("The group does not exist", group=name)
+            error = ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
             code = self.failure(error) if caller.version >= 6 else {}
             return {"group_id": name, "group_state": "Dead", "members": [], **code}
         return {
@@ -725,12 +725,8 @@ class Answers:
 
     def delete_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes groups with their offsets."""
-
-        def delete(name: str) -> None:
-            self.log.groups[name].delete()
-
-        names = request.groups_names
-        return {"results": [{"group_id": name, **self.outcome(delete, name)} for name in names]}
+        outcome, delete, names = self.outcome, self.service.delete_group, request.groups_names
+        return {"results": [{"group_id": name, **outcome(delete, name)} for name in names]}
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups."""

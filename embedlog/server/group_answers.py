@@ -225,7 +225,7 @@ class GroupAnswers:
         def delete(name: str) -> None:
             if self._groups.find(name) is not None:
                 raise NonEmptyGroupError("The group has members", group=name)
-            self._log.groups[name].delete()
+            self._answers.service.delete_group(name)
 
         names = request.groups_names
         outcome = self._answers.outcome

@@ -10,6 +10,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.function.Function;
 import java.util.stream.Collectors;
 import kafka.cluster.Partition;
+import kafka.log.LogManager;
 import kafka.network.SocketServer;
 import kafka.raft.KafkaRaftManager;
 import kafka.server.BrokerServer;
@@ -37,6 +38,7 @@ import org.mockito.Mockito;
 import org.mockito.stubbing.Answer;
 import org.opentest4j.TestAbortedException;
 import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * The one broker that Kafka's tests find in their process: what they ask it for, it asks the server
@@ -80,6 +82,8 @@ public final class EmbedlogBroker {
     Mockito.doReturn(coordinator).when(broker).groupCoordinator();
     Mockito.doReturn(metadata).when(broker).metadataCache();
     Mockito.doReturn(replicas).when(broker).replicaManager();
+    LogManager logs = replicas.logManager();
+    Mockito.doReturn(logs).when(broker).logManager();
     Mockito.doAnswer(call -> ifAlone(count, server::stop)).when(broker).shutdown();
     Mockito.doAnswer(call -> ifAlone(count, server::start)).when(broker).startup();
     Mockito.doNothing().when(broker).awaitShutdown();
@@ -168,10 +172,27 @@ public final class EmbedlogBroker {
     Mockito.doAnswer(call -> Option.apply(logOf(server, call.getArgument(0))))
         .when(replicas)
         .localLog(Mockito.any());
+    LogManager logs = logs(server);
+    Mockito.doReturn(logs).when(replicas).logManager();
     Mockito.doAnswer(call -> online(server, call.getArgument(0)))
         .when(replicas)
         .onlinePartition(Mockito.any());
     return replicas;
+  }
+
+  private static LogManager logs(EmbedlogServer server) {
+    LogManager logs = mock(LogManager.class);
+    Mockito.doAnswer(
+            call -> {
+              TopicPartition asked = call.getArgument(0);
+              boolean exists = partition(server, asked.topic(), asked.partition()).isPresent();
+              return exists ? Option.apply(logOf(server, asked)) : Option.empty();
+            })
+        .when(logs)
+        .getLog(Mockito.any(), Mockito.anyBoolean());
+    Mockito.doReturn(false).when(logs).getLog$default$2();
+    Mockito.doReturn(CollectionConverters.asScala(List.of()).toSeq()).when(logs).liveLogDirs();
+    return logs;
   }
 
   private static Option<Partition> online(EmbedlogServer server, TopicPartition partition) {
@@ -188,6 +209,9 @@ public final class EmbedlogBroker {
     Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.earliest()))
         .when(log)
         .logStartOffset();
+    Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.latest()))
+        .when(log)
+        .logEndOffset();
     return log;
   }
 

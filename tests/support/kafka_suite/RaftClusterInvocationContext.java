@@ -61,7 +61,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
     Server server = new Server(config);
     BeforeEachCallback before =
         context -> {
-          if (isCombined) {
+          if (isCombined && config.clusterTypes().contains(Type.KRAFT)) {
             throw new TestAbortedException("once is enough: there is no controller");
           }
           if (config.isAutoStart()) {
