@@ -12,7 +12,12 @@ from functools import partial
 from typing import Any
 
 from embedlog.assignor.select import BUILT_IN
-from embedlog.errors import EmbedlogError, NonEmptyGroupError, UnknownMemberIdError
+from embedlog.errors import (
+    EmbedlogError,
+    InvalidGroupIdError,
+    NonEmptyGroupError,
+    UnknownMemberIdError,
+)
 from embedlog.groups.membership import SHARE
 from embedlog.server.answers import Answers, Caller, Fields, is_listed, with_operations
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
@@ -170,10 +175,10 @@ class GroupAnswers:
 
         def check(asked: Any) -> None:
             if asked.member_id is not None and self._groups.find(asked.group_id) is None:
-                group = self._members.group(asked.group_id)
                 try:
+                    group = self._members.group(asked.group_id)
                     self._members.check_reader(group, asked.member_id, asked.member_epoch)
-                except UnknownMemberIdError:
+                except (InvalidGroupIdError, UnknownMemberIdError):
                     if self._answers.service.group(asked.group_id) is not None:
                         raise
                     # As in Kafka, a group that does not exist has no offsets, whoever asks.

@@ -20,6 +20,7 @@ import kafka.server.KafkaConfig;
 import kafka.server.ReplicaManager;
 import kafka.server.SharedServer;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListOffsetsResult.ListOffsetsResultInfo;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.admin.TopicListing;
@@ -159,6 +160,10 @@ public final class EmbedlogBroker {
                     .map(TopicPartitionInfo::leader))
         .when(metadata)
         .getPartitionLeaderEndpoint(Mockito.any(), Mockito.anyInt(), Mockito.any());
+    Mockito.doAnswer(
+            call -> List.copyOf(ask(server, admin -> admin.describeCluster().nodes())))
+        .when(metadata)
+        .getAliveBrokerNodes(Mockito.any());
     return metadata;
   }
 
@@ -200,25 +205,28 @@ public final class EmbedlogBroker {
       return Option.empty();
     }
     Partition found = mock(Partition.class);
+    Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.latest()).leaderEpoch().get())
+        .when(found)
+        .getLeaderEpoch();
     Mockito.doReturn(Option.apply(mock(UnifiedLog.class))).when(found).leaderLogIfLocal();
     return Option.apply(found);
   }
 
   private static UnifiedLog logOf(EmbedlogServer server, TopicPartition partition) {
     UnifiedLog log = mock(UnifiedLog.class);
-    Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.earliest()))
+    Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.earliest()).offset())
         .when(log)
         .logStartOffset();
-    Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.latest()))
+    Mockito.doAnswer(call -> offset(server, partition, OffsetSpec.latest()).offset())
         .when(log)
         .logEndOffset();
     return log;
   }
 
-  private static long offset(EmbedlogServer server, TopicPartition partition, OffsetSpec spec) {
+  private static ListOffsetsResultInfo offset(
+      EmbedlogServer server, TopicPartition partition, OffsetSpec spec) {
     return ask(
-            server, admin -> admin.listOffsets(Map.of(partition, spec)).partitionResult(partition))
-        .offset();
+        server, admin -> admin.listOffsets(Map.of(partition, spec)).partitionResult(partition));
   }
 
   public static Map<String, Uuid> topicIds(EmbedlogServer server) {
