@@ -24,6 +24,7 @@ import org.apache.kafka.clients.admin.ListOffsetsResult.ListOffsetsResultInfo;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.admin.TopicListing;
+import org.apache.kafka.common.Node;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.TopicPartitionInfo;
 import org.apache.kafka.common.Uuid;
@@ -68,9 +69,10 @@ public final class EmbedlogBroker {
     Mockito.doReturn(null).when(shared).loader(); // Nothing has to arrive here.
     KafkaApis apis = mock(KafkaApis.class);
     Mockito.doReturn(true).when(apis).isConsumerGroupProtocolEnabled();
+    KRaftMetadataCache metadata = metadata(server);
+    Mockito.doReturn(metadata).when(apis).metadataCache();
     GroupCoordinator coordinator = mock(GroupCoordinator.class);
     Mockito.doReturn(new Properties()).when(coordinator).groupMetadataTopicConfigs();
-    KRaftMetadataCache metadata = metadata(server);
     ReplicaManager replicas = replicas(server);
     BrokerServer broker = mock(BrokerServer.class);
     Mockito.doAnswer(call -> server.port()).when(broker).boundPort(Mockito.any());
@@ -160,11 +162,19 @@ public final class EmbedlogBroker {
                     .map(TopicPartitionInfo::leader))
         .when(metadata)
         .getPartitionLeaderEndpoint(Mockito.any(), Mockito.anyInt(), Mockito.any());
+    Mockito.doAnswer(call -> nodes(server)).when(metadata).getAliveBrokerNodes(Mockito.any());
     Mockito.doAnswer(
-            call -> List.copyOf(ask(server, admin -> admin.describeCluster().nodes())))
+            call -> {
+              int asked = call.getArgument(0);
+              return nodes(server).stream().anyMatch(node -> node.id() == asked);
+            })
         .when(metadata)
-        .getAliveBrokerNodes(Mockito.any());
+        .hasAliveBroker(Mockito.anyInt());
     return metadata;
+  }
+
+  private static List<Node> nodes(EmbedlogServer server) {
+    return List.copyOf(ask(server, admin -> admin.describeCluster().nodes()));
   }
 
   private static LeaderAndIsr leaderAndIsr(TopicPartitionInfo info) {
