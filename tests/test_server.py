@@ -440,6 +440,14 @@ def test_compacted_records_keep_their_offsets(embedlog_log, client):
     assert [each.offset for each in offsets_of(fetch(client, "orders", 0))] == kept
 
 
+def test_settings_have_no_documentation(embedlog_log, client):
+    """Not even an empty one: Java's admin client takes null for none."""
+    embedlog_log.create_topic("orders")
+    resources = [{"resource_type": 2, "resource_name": "orders", "configuration_keys": None}]
+    (described,) = client.ask("DescribeConfigs", 4, resources=resources).results
+    assert {each.documentation for each in described.configs} == {None}
+
+
 def test_topics_are_described_by_id(embedlog_log, client):
     """As Java's consumer asks for what a pattern has matched: with an empty name, or none."""
     embedlog_log.create_topic("orders")

@@ -938,6 +938,7 @@ def _entries(
             "read_only": defaults is None,
             "config_source": source,
             "config_type": _TYPES_BY_NAME.get(name, _TYPES[type(value)]),
+            "documentation": None,
         }
         if synonyms:
             found = [(value, source)]

@@ -34,7 +34,7 @@ _TESTED = (
     *("kafka_2.13", "kafka-test-common-runtime", "kafka-test-common-internal-api", "kafka-tools"),
     *(f"{name}:test" for name in ("kafka-clients-integration-tests", "kafka-clients")),
     *(f"{name}:test" for name in ("kafka_2.13", "kafka-server-common", "kafka-tools")),
-    "kafka-group-coordinator:test",
+    *(f"{name}:test" for name in ("kafka-group-coordinator", "kafka-metadata")),
 )
 _TOOLS = {
     "org.junit.platform:junit-platform-console": "1.13.1",
