@@ -82,6 +82,8 @@ DIFFERENCES = [
     Difference("Produce: producer with a negative epoch", "*", "Kafka takes it for none"),
     Difference("OffsetCommit: *negative offset", "*", "Offsets begin at 0", "0", "42"),
     Difference("OffsetCommit: no group", "*", _NAMED),
+    Difference("OffsetFetch: no group", "*", _NAMED),
+    Difference("D*Groups: without a name", "*", _NAMED),
     Difference("*Groups: *", "groups.protocol_type", _SIMPLE, "", "consumer"),
     Difference("JoinGroup: short session", "*", _SESSION),
     Difference("JoinGroup: unknown id*", "*", _UNKNOWN_ID),
