@@ -132,6 +132,11 @@ def test_commits_name_an_epoch(log, clients):
         groups = [{**fields, "member_epoch": epoch}]
         answer = first.client.ask("OffsetFetch", 9, groups=groups).groups[0]
         assert answer.error_code == code
+    topics = [{"name": "t", "partition_indexes": [0]}]
+    for name in ("no", ""):
+        of_no_group = [{**fields, "group_id": name, "topics": topics, "member_epoch": 1}]
+        answer = first.client.ask("OffsetFetch", 9, groups=of_no_group).groups[0]
+        assert (answer.error_code, answer.topics[0].partitions[0].committed_offset) == (0, -1)
 
 
 def test_a_static_member_comes_back(log, clients):

@@ -17,7 +17,7 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import aiokafka
 import confluent_kafka
@@ -440,6 +440,27 @@ def test_compacted_records_keep_their_offsets(embedlog_log, client):
     assert [each.offset for each in offsets_of(fetch(client, "orders", 0))] == kept
 
 
+def test_settings_have_no_documentation(embedlog_log, client):
+    """Not even an empty one: Java's admin client takes null for none."""
+    embedlog_log.create_topic("orders")
+    resources = [{"resource_type": 2, "resource_name": "orders", "configuration_keys": None}]
+    (described,) = client.ask("DescribeConfigs", 4, resources=resources).results
+    assert {each.documentation for each in described.configs} == {None}
+
+
+def test_topics_are_described_by_id(embedlog_log, client):
+    """As Java's consumer asks for what a pattern has matched: with an empty name, or none."""
+    embedlog_log.create_topic("orders")
+    (named,) = client.ask("Metadata", 12, topics=[{"name": "orders"}]).topics
+    unknown = uuid4()
+    for name in ("", None):
+        topics = [{"name": name, "topic_id": number} for number in (named.topic_id, unknown)]
+        known, missing = client.ask("Metadata", 13, topics=topics).topics
+        assert known == named
+        assert (missing.name, missing.topic_id) == (None, unknown)
+        assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
 def test_a_topic_that_is_created_again_has_another_id(embedlog_log, client):
     """So that a consumer does not take its records for those of the first one."""
     ids = []
@@ -463,6 +484,9 @@ def test_offsets_are_found_by_time_and_epoch(embedlog_log, client):
         topics = [{"name": "orders", "partitions": [{"partition_index": 0, "timestamp": spec}]}]
         (part,) = client.ask("ListOffsets", 7, topics=topics).topics[0].partitions
         assert (part.offset, part.timestamp) == found, spec
+    topics = [{"name": "orders", "partitions": [{"partition_index": 0, "timestamp": -3}]}]
+    (part,) = client.ask("ListOffsets", 6, topics=topics).topics[0].partitions
+    assert (part.offset, part.error_code) == (-1, ErrorCode.UNSUPPORTED_VERSION)
     partition = {"partition": 0, "leader_epoch": 0, "current_leader_epoch": -1}
     topics = [{"topic": "orders", "partitions": [partition]}]
     answer = client.ask("OffsetForLeaderEpoch", 4, topics=topics)
@@ -492,6 +516,9 @@ def test_what_no_broker_accepts_has_its_code(embedlog_log, client):
     none = [{**topic, "replication_factor": 0}]
     refused = [ErrorCode.INVALID_REPLICATION_FACTOR]
     assert codes(client.ask("CreateTopics", 7, topics=none)) == refused
+    fewer = [{"name": "orders", "count": 3, "assignments": [{"broker_ids": [0]}]}]
+    refused = [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+    assert codes(client.ask("CreatePartitions", 3, topics=fewer)) == refused
     topics = [{"name": "orders", "partitions": parts}]
     deleted = client.ask("DeleteRecords", 2, topics=topics).topics[0].partitions[0]
     assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.POLICY_VIOLATION, -1)
@@ -578,7 +605,15 @@ def test_versions_are_negotiated_from_any_version(client):
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
     assert versions[0] == (0, 13)
-    assert client.ask("ApiVersions", 4).error_code == 0
+
+
+@pytest.mark.parametrize(
+    ("software", "code"), [("apache-kafka.java", 0), ("", 42), ("a client", 42), ("kafka-", 42)]
+)
+def test_the_software_of_a_client_has_a_name(client, software, code):
+    """As in Kafka, which counts clients by it."""
+    names = {"client_software_name": software, "client_software_version": "4.3.1"}
+    assert client.ask("ApiVersions", 4, **names).error_code == code
 
 
 @pytest.mark.parametrize(

@@ -292,15 +292,19 @@ def test_share_groups_have_their_own_type(embedlog_log, new_member):
         assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_offsets_of_topics_that_members_read_stay(embedlog_log, new_member):
-    subscription = b"\0\0" + b"\0\0\0\1\0\6orders" + b"\xff\xff\xff\xff"
+@pytest.mark.parametrize(
+    "subscription", [b"\0\0\0\0\0\1\0\6orders\xff\xff\xff\xff", b""], ids=["topics", "unreadable"]
+)
+def test_offsets_of_topics_that_members_read_stay(embedlog_log, new_member, subscription):
+    """What cannot be read may name each topic, as in Kafka."""
     embedlog_log.create_topic("orders")
     member = new_member(protocols=[{"name": "mine", "metadata": subscription}])
     settled(member)
     assert member.commit(3) == 0
     topics = [{"name": "orders", "partitions": [{"partition_index": 0}]}]
     answer = member.client.ask("OffsetDelete", 0, group_id="g", topics=topics)
-    assert answer.error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    assert answer.error_code == 0
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     member.leave()
     answer = member.client.ask("OffsetDelete", 0, group_id="g", topics=topics)
     assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (0, 0)
@@ -308,6 +312,23 @@ def test_offsets_of_topics_that_members_read_stay(embedlog_log, new_member):
     answer = member.client.ask("OffsetFetch", 7, **fields)
     assert answer.topics[0].partitions[0].committed_offset == -1
     assert embedlog_log.groups["g"].lag() == {}
+
+
+def test_a_group_without_a_name_does_not_exist(embedlog_log, kafka_server):
+    """Who asks for it learns that, as of any other one; only members need a name."""
+    embedlog_log.create_topic("orders")
+    topics = [{"name": "orders", "partition_indexes": [0]}]
+    with WireClient(kafka_server.bootstrap_servers) as client:
+        missing = ErrorCode.GROUP_ID_NOT_FOUND
+        assert client.ask("DescribeGroups", 6, groups=[""]).groups[0].error_code == missing
+        assert client.ask("DescribeGroups", 5, groups=[""]).groups[0].error_code == 0
+        assert client.ask("DeleteGroups", 2, groups_names=[""]).results[0].error_code == missing
+        fetched = client.ask("OffsetFetch", 7, group_id="", topics=topics)
+        assert fetched.error_code == 0
+        assert fetched.topics[0].partitions[0].committed_offset == -1
+        assert client.ask("OffsetFetch", 7, group_id="", topics=None).topics == []
+        left = client.ask("LeaveGroup", 4, group_id="", members=[{"member_id": "a"}])
+        assert left.error_code == ErrorCode.INVALID_GROUP_ID
 
 
 def test_offsets_are_fetched_by_name_and_id(embedlog_log, new_member):

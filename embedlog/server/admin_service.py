@@ -17,6 +17,7 @@ from embedlog.errors import (
     EligibleLeadersNotAvailableError,
     EmbedlogError,
     GroupIdNotFoundError,
+    InvalidGroupIdError,
     InvalidPartitionsError,
     NonEmptyGroupError,
     TopicAlreadyExistsError,
@@ -168,11 +169,23 @@ class AdminService:
     # Groups
 
     def group(self, group_id: str) -> GroupDescription | None:
-        """Describe a group; None if it does not exist."""
+        """Describe a group; None if it does not exist, as one with a name that none can have."""
         try:
             return self._log.groups[group_id].describe()
-        except GroupIdNotFoundError:
+        except (GroupIdNotFoundError, InvalidGroupIdError):
             return None
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a group without members.
+
+        Raises:
+            GroupIdNotFoundError: It does not exist.
+            NonEmptyGroupError: It has members.
+        """
+        try:
+            self._log.groups[group_id].delete()
+        except InvalidGroupIdError as error:
+            raise GroupIdNotFoundError(str(error)) from error
 
     def committed(
         self, group_id: str, partitions: Iterable[Any] | None
@@ -181,15 +194,16 @@ class AdminService:
 
         A share group has none, as in Kafka: its offsets are the state of records.
         """
-        group = open_group(self._log.root, group_id)
         chosen = [TopicPartition(*part) for part in partitions or ()]
         found: Mapping[TopicPartition, CommittedOffset | None] = {}
-        if group.read().kind == CONSUMER:
-            with suppress(GroupIdNotFoundError):
-                if partitions is None:
-                    found = group.snapshot().committed
-                else:
-                    found = group.committed(self.existing(chosen))
+        with suppress(GroupIdNotFoundError, InvalidGroupIdError):
+            group = open_group(self._log.root, group_id)
+            if group.read().kind != CONSUMER:
+                pass
+            elif partitions is None:
+                found = group.snapshot().committed
+            else:
+                found = group.committed(self.existing(chosen))
         rows = {part: found.get(part) for part in (found if partitions is None else chosen)}
         return {part: row and row.position for part, row in rows.items()}
 

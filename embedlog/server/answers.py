@@ -22,6 +22,7 @@ from embedlog.consumer.open_group import open_group
 from embedlog.errors import (
     EmbedlogError,
     GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     InvalidTopicError,
@@ -55,8 +56,8 @@ _OF_TOPIC, _OF_BROKER, _DEFAULT, _OF_GROUP = 1, 4, 5, 8
 """Kafka's numbers for where the value of a setting is from."""
 _SOURCES = {TOPIC: _OF_TOPIC, GROUP: _OF_GROUP}
 """Of values that are not defaults, by what has settings that can be changed."""
-_EARLIEST_TO_UPLOAD = -6
-"""The last of Kafka's numbers for offsets to look up."""
+_SPECS_SINCE = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
+"""The first version of ListOffsets that has each of Kafka's numbers for offsets to look up."""
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
 
@@ -222,10 +223,12 @@ class Answers:
     def _asked_topic(self, name: str | None, number: UUID, create: bool) -> Fields:
         root = self.log.root
         try:
-            # An empty name is one, and a wrong one.
-            name = self.named(name, number) if name is None else name
+            # An id counts, not a name, which Java's consumer of a pattern leaves empty beside it.
+            if name is None or number != _NO_ID:
+                name = self.named(None, number)
             return self._topic(root.ensure_topic(name) if create else root.topic(name))
         except (EmbedlogError, ApiError) as error:
+            name = name if number == _NO_ID else None
             return {"name": name, "topic_id": number, **self.failure(error)}
 
     def _topic(self, info: TopicInfo) -> Fields:
@@ -352,8 +355,11 @@ class Answers:
         """Answer: adds partitions."""
 
         def create(topic: Any) -> None:
-            self._topic_info(topic.name)
             only_check = request.validate_only
+            added = topic.count - self._topic_info(topic.name).partitions
+            if added > 0 and topic.assignments and len(topic.assignments) != added:
+                text = f"{added} more partitions, but {len(topic.assignments)} assignments of them"
+                raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
             self.service.create_partitions(topic.name, topic.count, validate_only=only_check)
 
         return {"results": self.each(request.topics, ("name",), create)}
@@ -494,7 +500,8 @@ class Answers:
 
         def offset(partition: TopicPartition, item: Any) -> Fields:
             check_epoch(self.partition(*partition), item.current_leader_epoch)
-            if item.timestamp < _EARLIEST_TO_UPLOAD:
+            since = _SPECS_SINCE.get(item.timestamp)
+            if item.timestamp < 0 and (since is None or caller.version < since):
                 text = f"There is no offset for the timestamp {item.timestamp}"
                 raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
             found, timestamp, epoch = self.service.offset(*partition, int(item.timestamp))
@@ -661,12 +668,9 @@ class Answers:
 
     def described_group(self, name: str, caller: Caller) -> Fields:
         """Return a group as DescribeGroups has it."""
-        try:
-            group = self.service.group(name)
-        except EmbedlogError as invalid:
-            return {"group_id": name, "group_state": "Dead", **self.failure(invalid)}
+        group = self.service.group(name)
         if group is None or group.kind == SHARE:  # which another request describes
-            error = GroupIdNotFoundError("The group does not exist", group=name)
+            error = ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
             code = self.failure(error) if caller.version >= 6 else {}
             return {"group_id": name, "group_state": "Dead", "members": [], **code}
         return {
@@ -679,12 +683,8 @@ class Answers:
 
     def delete_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes groups with their offsets."""
-
-        def delete(name: str) -> None:
-            self.log.groups[name].delete()
-
-        names = request.groups_names
-        return {"results": [{"group_id": name, **self.outcome(delete, name)} for name in names]}
+        outcome, delete, names = self.outcome, self.service.delete_group, request.groups_names
+        return {"results": [{"group_id": name, **outcome(delete, name)} for name in names]}
 
     def offset_fetch(
         self, request: Any, caller: Caller, check: Callable[[Any], object] = lambda _: None
@@ -759,15 +759,19 @@ class Answers:
         no_topic = {"error_code": int(ErrorCode.UNKNOWN_TOPIC_ID)}
         return offsets_committed(request, (outcomes.get(part, no_topic) for part, _ in every))
 
-    def offset_delete(self, request: Any, caller: Caller) -> Fields:
-        """Answer: deletes committed offsets."""
+    def offset_delete(self, request: Any, caller: Caller, read: Collection[str] = ()) -> Fields:
+        """Answer: deletes committed offsets, but for topics that members of another kind read."""
         group = self.log.groups[request.group_id]
         if group.describe().kind == SHARE:  # or it raises: for all partitions
             raise GroupIdNotFoundError("The group is a share group", group=group.name)
-        topics = self.each_partition(
-            request.topics, lambda partition, _: group.delete_offsets([partition])
-        )
-        return {"topics": topics}
+
+        def delete(partition: TopicPartition, _: Any) -> None:
+            if partition.topic in read:
+                text = f"Members of the group are subscribed to {partition.topic}"
+                raise GroupSubscribedToTopicError(text, group=group.name)
+            group.delete_offsets([partition])
+
+        return {"topics": self.each_partition(request.topics, delete)}
 
     def leave_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: removes members of a group."""
@@ -912,6 +916,7 @@ def _entries(
             "read_only": defaults is None,
             "config_source": source,
             "config_type": _TYPES_BY_NAME.get(name, _TYPES[type(value)]),
+            "documentation": None,
         }
         if synonyms:
             found = {source: value}

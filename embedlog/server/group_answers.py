@@ -7,13 +7,12 @@ Consumers with Kafka's own assignors are members of groups of the log, whose row
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import Any
 
 from embedlog.assignor.select import BUILT_IN
-from embedlog.errors import EmbedlogError, GroupSubscribedToTopicError
+from embedlog.errors import EmbedlogError, InvalidGroupIdError, UnknownMemberIdError
 from embedlog.groups.membership import SHARE
 from embedlog.server.answers import (
     Answers,
@@ -122,6 +121,8 @@ class GroupAnswers:
 
     def leave_group(self, request: Any, caller: Caller) -> Fields:
         """Answer: removes members."""
+        if not request.group_id:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID, "A group has a name")
         leave = self._of(request.group_id).leave
         if caller.version < 3:
             return self._answers.outcome(leave, request.group_id, request.member_id, None)
@@ -153,26 +154,22 @@ class GroupAnswers:
 
         def check(asked: Any) -> None:
             if asked.member_id is not None and self._groups.find(asked.group_id) is None:
-                group = self._members.group(asked.group_id)
-                self._members.check_reader(group, asked.member_id, asked.member_epoch)
+                try:
+                    group = self._members.group(asked.group_id)
+                    self._members.check_reader(group, asked.member_id, asked.member_epoch)
+                except (InvalidGroupIdError, UnknownMemberIdError):
+                    if self._answers.service.group(asked.group_id) is not None:
+                        raise
+                    # As in Kafka, a group that does not exist has no offsets, whoever asks.
 
         return self._answers.offset_fetch(request, caller, check)
 
     def offset_delete(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes offsets of topics that no member reads."""
         group = self._groups.find(request.group_id)
-        subscribed = set[str]() if group is None else _subscribed(group)
-
-        def delete() -> Fields:
-            taken = sorted(subscribed & {topic.name for topic in request.topics})
-            if taken:
-                raise GroupSubscribedToTopicError(
-                    f"Members of the group are subscribed to {', '.join(taken)}",
-                    group=request.group_id,
-                )
-            return self._answers.offset_delete(request, caller)
-
-        return self._answers.outcome(delete)
+        topics = {topic.name for topic in request.topics}
+        read = set[str]() if group is None else _read_by(group, topics)
+        return self._answers.outcome(self._answers.offset_delete, request, caller, read)
 
     # Administration
 
@@ -196,14 +193,15 @@ class GroupAnswers:
         return {"groups": with_operations(described, request)}
 
 
-def _subscribed(group: Any) -> set[str]:
-    """Return the topics that the consumers of a group have subscribed to."""
-    topics = set[str]()
+def _read_by(group: Any, topics: set[str]) -> set[str]:
+    """Return which topics the consumers of a group may have subscribed to."""
+    read = set[str]()
     if group.protocol_type != "consumer":
-        return topics
+        return read
     for member in list(group.members.values()):
         for metadata in member.protocols.values():
-            # Other clients may put other bytes there.
-            with suppress(ApiError):
-                topics.update(consumer_metadata(metadata).topics)
-    return topics
+            try:
+                read.update(consumer_metadata(metadata).topics)
+            except ApiError:
+                return topics  # Other clients may put other bytes there, which can mean each.
+    return read & topics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import ssl
@@ -92,6 +93,10 @@ _VERSIONS = {"SaslHandshake": (1, 1), "AddPartitionsToTxn": (0, 3)}
 are no requests, and later versions of the other are for brokers."""
 _UNAUTHENTICATED = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
 """What a client may ask before it has proved who it is."""
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""What the name and the version of a client's software may be."""
+_SOFTWARE_SINCE = 3
+"""The first version of ApiVersions that has them."""
 _FEATURES = {"transaction.version": 2}
 """What clients ask for by features: with this one each transaction has an epoch (KIP-890)."""
 _MINIMUM_ZERO_SINCE = 4
@@ -474,6 +479,11 @@ class Connection:
 
     def api_versions(self, request: Any, caller: Caller | None) -> Fields:
         """Answer: the APIs of the server, and their versions."""
+        if caller is not None and caller.version >= _SOFTWARE_SINCE:
+            for given in (request.client_software_name, request.client_software_version):
+                if not _SOFTWARE.fullmatch(given):
+                    text = f"The software of a client cannot be called {given[:50]!r}"
+                    raise ApiError(ErrorCode.INVALID_REQUEST, text)
         names = {name: key for key, name in api_names().items()}
         keys = [
             {"api_key": names[api], "min_version": ADVERTISED.get(api, first), "max_version": last}

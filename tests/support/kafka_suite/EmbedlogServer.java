@@ -11,22 +11,25 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 
-/** A process `embedlog serve` on a new log; SERVER is its command, SERVER_OUTPUT gets its output. */
+/**
+ * A process `embedlog serve` on a new log; SERVER is its command, SERVER_OUTPUT gets its output.
+ */
 public class EmbedlogServer {
   private static final int START_SECONDS = 60;
 
   private Process process;
+  private Path directory;
   private int port;
 
-  /** Start it; return once it accepts connections. */
+  /** Start it, again with the same log at the same port; return once it accepts connections. */
   public void start() {
-    try (ServerSocket free = new ServerSocket(0)) {
-      port = free.getLocalPort();
-    } catch (IOException error) {
-      throw new IllegalStateException(error);
-    }
     try {
-      Path directory = Files.createTempDirectory("kafka-suite");
+      if (directory == null) {
+        directory = Files.createTempDirectory("kafka-suite");
+        try (ServerSocket free = new ServerSocket(0)) {
+          port = free.getLocalPort();
+        }
+      }
       List<String> command = new ArrayList<>(List.of(System.getenv("SERVER").split(" ")));
       command.add(directory.resolve("log").toString());
       command.add("--listen");
@@ -64,10 +67,14 @@ public class EmbedlogServer {
     return "127.0.0.1:" + port;
   }
 
-  /** Kill it, if it was started. */
+  /** Kill it, if it was started; return once its port is free. */
   public void stop() {
     if (process != null) {
-      process.destroyForcibly();
+      try {
+        process.destroyForcibly().waitFor();
+      } catch (InterruptedException error) {
+        throw new IllegalStateException(error);
+      }
     }
   }
 }

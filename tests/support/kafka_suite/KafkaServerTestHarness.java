@@ -1,39 +1,37 @@
 package kafka.integration;
 
+import embedlog.EmbedlogBroker;
 import embedlog.EmbedlogServer;
+import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Properties;
 import java.util.stream.Collectors;
-import kafka.cluster.Partition;
+import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
-import kafka.server.KafkaConfig;
 import kafka.server.QuorumTestHarness;
-import kafka.server.ReplicaManager;
-import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
-import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.consumer.GroupProtocol;
-import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.network.ListenerName;
 import org.apache.kafka.common.security.auth.SecurityProtocol;
-import org.apache.kafka.storage.internals.log.UnifiedLog;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.TestInfo;
-import org.mockito.Mockito;
 import org.opentest4j.TestAbortedException;
 import scala.Option;
+import scala.collection.immutable.Map$;
 import scala.collection.mutable.ArrayBuffer;
 import scala.collection.mutable.Buffer;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Takes the place of Kafka's own class, as `RaftClusterInvocationContext` does for newer tests:
  * those in Scala run on `embedlog serve`, too.
  *
- * <p>The one broker is an object that knows its port, and where logs start; a test that asks it for
- * more fails.
+ * <p>The one broker is an {@link EmbedlogBroker}.
  */
 public abstract class KafkaServerTestHarness extends QuorumTestHarness {
   private static final ListenerName LISTENER =
@@ -48,41 +46,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
   public void setUp(TestInfo testInfo) {
     displayName = testInfo.getDisplayName();
     server.start();
-    KafkaBroker broker = Mockito.mock(KafkaBroker.class);
-    Mockito.when(broker.boundPort(Mockito.any())).thenReturn(server.port());
-    Mockito.when(broker.config()).thenReturn(config());
-    ReplicaManager replicas = Mockito.mock(ReplicaManager.class);
-    Mockito.when(replicas.localLog(Mockito.any()))
-        .thenAnswer(call -> Option.apply(logOf(call.getArgument(0))));
-    // Who waits for a leader has one.
-    Partition partition = Mockito.mock(Partition.class);
-    Mockito.when(partition.leaderLogIfLocal())
-        .thenReturn(Option.apply(Mockito.mock(UnifiedLog.class)));
-    Mockito.when(replicas.onlinePartition(Mockito.any())).thenReturn(Option.apply(partition));
-    Mockito.when(broker.replicaManager()).thenReturn(replicas);
-    brokers.append(broker);
-  }
-
-  /** Return an object that knows where the log of a partition starts. */
-  private UnifiedLog logOf(TopicPartition partition) throws Exception {
-    try (Admin admin = Admin.create(Map.of("bootstrap.servers", server.bootstrapServers()))) {
-      var start = admin.listOffsets(Map.of(partition, OffsetSpec.earliest())).all().get();
-      UnifiedLog log = Mockito.mock(UnifiedLog.class);
-      Mockito.when(log.logStartOffset()).thenReturn(start.get(partition).offset());
-      return log;
-    }
-  }
-
-  private KafkaConfig config() {
-    String listeners = "PLAINTEXT://" + server.bootstrapServers() + ",CONTROLLER://127.0.0.1:0";
-    return new KafkaConfig(
-        Map.of(
-            "node.id", "0",
-            "process.roles", "broker,controller",
-            "listeners", listeners,
-            "controller.listener.names", "CONTROLLER",
-            "listener.security.protocol.map", "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "controller.quorum.bootstrap.servers", server.bootstrapServers()));
+    brokers.append(EmbedlogBroker.of(server, Map.of(), 1));
   }
 
   @AfterEach
@@ -107,6 +71,43 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
 
   public Buffer<KafkaBroker> servers() {
     return brokers;
+  }
+
+  public scala.collection.Seq<KafkaBroker> aliveBrokers() {
+    return brokers;
+  }
+
+  @Override
+  public ControllerServer controllerServer() {
+    return EmbedlogBroker.controllerOf(server);
+  }
+
+  @Override
+  public scala.collection.immutable.Seq<ControllerServer> controllerServers() {
+    return scala.collection.immutable.Seq$.MODULE$.<ControllerServer>empty();
+  }
+
+  public void ensureConsistentKRaftMetadata() {}
+
+  public Option<KafkaBroker> serverForId(int id) {
+    return id == 0 ? Option.apply(brokers.apply(0)) : Option.empty();
+  }
+
+  public scala.collection.immutable.Map<String, Uuid> getTopicIds() {
+    return Map$.MODULE$.from(CollectionConverters.asScala(EmbedlogBroker.topicIds(server)));
+  }
+
+  public scala.collection.immutable.Map<String, Uuid> getTopicIds(
+      scala.collection.Seq<String> names) {
+    Map<String, Uuid> found = new HashMap<>(EmbedlogBroker.topicIds(server));
+    found.keySet().retainAll(CollectionConverters.asJava(names));
+    return Map$.MODULE$.from(CollectionConverters.asScala(found));
+  }
+
+  public scala.collection.immutable.Map<Uuid, String> getTopicNames() {
+    Map<Uuid, String> names = new HashMap<>();
+    EmbedlogBroker.topicIds(server).forEach((name, id) -> names.put(id, name));
+    return Map$.MODULE$.from(CollectionConverters.asScala(names));
   }
 
   public ListenerName listenerName() {
@@ -156,14 +157,45 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     NewTopic created =
         new NewTopic(topic, Optional.of(partitions), Optional.of((short) replicas))
             .configs(settings);
-    try (Admin admin = Admin.create(Map.of("bootstrap.servers", server.bootstrapServers()))) {
-      admin.createTopics(List.of(created)).all().get();
-    } catch (InterruptedException error) {
-      throw new IllegalStateException(error);
-    } catch (java.util.concurrent.ExecutionException error) {
-      throw new IllegalStateException(error.getCause());
-    }
-    return scala.collection.immutable.Map$.MODULE$.empty();
+    return create(created);
+  }
+
+  public scala.collection.immutable.Map<Object, Object> createTopicWithAssignment(
+      String topic,
+      scala.collection.Map<Object, scala.collection.Seq<Object>> replicas,
+      ListenerName listener) {
+    Map<Integer, List<Integer>> assignment = new HashMap<>();
+    CollectionConverters.asJava(replicas)
+        .forEach(
+            (partition, ids) -> {
+              List<Integer> brokers = new ArrayList<>();
+              CollectionConverters.asJava(ids).forEach(id -> brokers.add((Integer) id));
+              assignment.put((Integer) partition, brokers);
+            });
+    return create(new NewTopic(topic, assignment));
+  }
+
+  public ListenerName createTopicWithAssignment$default$3() {
+    return LISTENER;
+  }
+
+  /** Create a topic; return the leader of each partition. */
+  private scala.collection.immutable.Map<Object, Object> create(NewTopic topic) {
+    EmbedlogBroker.ask(server, admin -> admin.createTopics(List.of(topic)).all());
+    Map<Object, Object> leaders = new HashMap<>();
+    EmbedlogBroker.topic(server, topic.name())
+        .orElseThrow()
+        .partitions()
+        .forEach(found -> leaders.put(found.partition(), found.leader().id()));
+    return Map$.MODULE$.from(CollectionConverters.asScala(leaders));
+  }
+
+  public void deleteTopic(String topic, ListenerName listener) {
+    EmbedlogBroker.ask(server, admin -> admin.deleteTopics(List.of(topic)).all());
+  }
+
+  public ListenerName deleteTopic$default$2() {
+    return LISTENER;
   }
 
   public int createTopic$default$2() {

@@ -1,6 +1,8 @@
 package org.apache.kafka.common.test.junit;
 
+import embedlog.EmbedlogBroker;
 import embedlog.EmbedlogServer;
+import java.util.Collection;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -24,7 +26,7 @@ import org.opentest4j.TestAbortedException;
  * `embedlog serve` instead of brokers in their own process.
  *
  * <p>However many brokers a test asks for, there is one server. What stops or starts a broker is
- * aborted, which JUnit reports as skipped, with the reason.
+ * aborted unless it asked for one, which JUnit reports as skipped, with the reason.
  */
 public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
   private final String name;
@@ -59,7 +61,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
     Server server = new Server(config);
     BeforeEachCallback before =
         context -> {
-          if (isCombined) {
+          if (isCombined && config.clusterTypes().contains(Type.KRAFT)) {
             throw new TestAbortedException("once is enough: there is no controller");
           }
           if (config.isAutoStart()) {
@@ -71,13 +73,18 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
   }
 
   private static final class Server implements ClusterInstance {
+    private static final int CONTROLLER = 3000;
+
     private final ClusterConfig config;
     private final EmbedlogServer server = new EmbedlogServer();
+    private final KafkaBroker broker;
+    private final ControllerServer controller = EmbedlogBroker.controllerOf(server);
     private boolean isStarted;
     private boolean isStopped;
 
     Server(ClusterConfig config) {
       this.config = config;
+      broker = EmbedlogBroker.of(server, config.serverProperties(), config.numBrokers());
     }
 
     @Override
@@ -87,12 +94,12 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
     @Override
     public Map<Integer, KafkaBroker> brokers() {
-      return Map.of(); // Who waits for each of them waits for none.
+      return Map.of(0, broker);
     }
 
     @Override
     public Map<Integer, ControllerServer> controllers() {
-      return Map.of();
+      return Map.of(CONTROLLER, controller);
     }
 
     @Override
@@ -102,7 +109,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
     @Override
     public Set<Integer> controllerIds() {
-      return Set.of();
+      return Set.of(CONTROLLER);
     }
 
     @Override
@@ -167,15 +174,24 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
     @Override
     public void shutdownBroker(int brokerId) {
-      throw new TestAbortedException("a second broker");
+      broker.shutdown();
     }
 
     @Override
     public void startBroker(int brokerId) {
-      throw new TestAbortedException("a second broker");
+      broker.startup();
     }
 
     @Override
     public void waitForReadyBrokers() {}
+
+    @Override
+    public void waitTopicDeletion(String topic) throws InterruptedException {
+      waitForCondition(() -> !broker.metadataCache().contains(topic), topic + " is there still");
+    }
+
+    @Override
+    public void ensureConsistentMetadata(
+        Collection<KafkaBroker> brokers, Collection<ControllerServer> controllers) {}
   }
 }
