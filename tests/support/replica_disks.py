@@ -516,8 +516,9 @@ def administer(setting: Setting, life: int) -> None:
         ]
         # A repair also removes what killed processes staged, and finishes deleting their topics.
         done = ("it will not be published", "the topic was deleted")
-        findings = [each for each in findings if not each.endswith(done)]
-        assert not findings, findings
+        for each in findings:
+            # The only copy of a topic that is about to be deleted may be on a disk that was lost.
+            assert each.endswith(done) or "/short-lived-" in each, findings
 
     def create_and_delete() -> None:
         name = f"short-lived-{life}-{dice.randrange(1 << 30)}"
