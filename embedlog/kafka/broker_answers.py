@@ -13,19 +13,53 @@ from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.kafka.cluster import BROKER_VERSION, HOST, PORT, LogCluster
 from embedlog.kafka.errors import translated
 from embedlog.kafka.kafka_python import kafka
-from embedlog.server.answers import Answers, Caller
+from embedlog.record import TopicPartition
+from embedlog.server.answers import Answers, Caller, Fields, by_topic
 from embedlog.server.cluster import controller_id
-from embedlog.server.error_codes import ApiError
+from embedlog.server.error_codes import ApiError, ErrorCode
 
 _failures: ContextVar[list[EmbedlogError | ApiError]] = ContextVar("failures")
 """The errors that answers have as codes, of the call of the admin client that runs."""
 
 
+class _LogAnswers(Answers):
+    """Also answers what clients of a server ask otherwise, or not at all."""
+
+    def describe_groups(self, request: Any, caller: Caller) -> Fields:
+        """Answer: groups with their members."""
+        return {"groups": [self.described_group(name, caller) for name in request.groups]}
+
+    def leave_group(self, request: Any, caller: Caller) -> Fields:
+        """Answer: removes members of a group."""
+        group = self.log.groups[request.group_id]
+
+        def remove(member: Any) -> None:
+            group.remove_members(member.member_id or member.group_instance_id)
+
+        identity = ("member_id", "group_instance_id")
+        return {"members": self.each(request.members, identity, remove)}
+
+    def alter_replica_log_dirs(self, request: Any, caller: Caller) -> Fields:
+        """Accept the directory of a broker, which is its only one.
+
+        AlterPartitionReassignments moves copies to other directories.
+        """
+        path = self._broker(caller.node).path
+        other = int(ErrorCode.LOG_DIR_NOT_FOUND)
+        results = (
+            (TopicPartition(topic.name, n), {"error_code": 0 if directory.path == path else other})
+            for directory in request.dirs
+            for topic in directory.topics
+            for n in topic.partitions
+        )
+        return {"results": by_topic(results, "topic_name")}
+
+
 class LogBrokers(LogCluster):
     """The brokers of a log, in the place of kafka-python's connections to those of a cluster.
 
-    `Answers` has the answers.  A request without one is refused: it asks for what only a cluster
-    has.
+    `_LogAnswers` has the answers.  A request without one is refused: it asks for what only a
+    cluster has.
     """
 
     broker_version = BROKER_VERSION
@@ -34,7 +68,7 @@ class LogBrokers(LogCluster):
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)
-        self._answers = Answers(log, lambda error: _failures.get().append(error))
+        self._answers = _LogAnswers(log, lambda error: _failures.get().append(error))
 
     # What kafka-python calls
 

@@ -175,18 +175,6 @@ class AdminService:
         except (GroupIdNotFoundError, InvalidGroupIdError):
             return None
 
-    def delete_group(self, group_id: str) -> None:
-        """Delete a group without members.
-
-        Raises:
-            GroupIdNotFoundError: It does not exist.
-            NonEmptyGroupError: It has members.
-        """
-        try:
-            self._log.groups[group_id].delete()
-        except InvalidGroupIdError as error:
-            raise GroupIdNotFoundError(str(error)) from error
-
     def committed(
         self, group_id: str, partitions: Iterable[Any] | None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:

@@ -461,21 +461,6 @@ class Answers:
         path = self._broker(caller.node).path
         return {"results": [{"log_dir": path, "topics": by_topic(copies)}]}
 
-    def alter_replica_log_dirs(self, request: Any, caller: Caller) -> Fields:
-        """Accept the directory of a broker, which is its only one.
-
-        AlterPartitionReassignments moves copies to other directories.
-        """
-        path = self._broker(caller.node).path
-        other = int(ErrorCode.LOG_DIR_NOT_FOUND)
-        results = (
-            (TopicPartition(topic.name, n), {"error_code": 0 if directory.path == path else other})
-            for directory in request.dirs
-            for topic in directory.topics
-            for n in topic.partitions
-        )
-        return {"results": by_topic(results, "topic_name")}
-
     # Records
 
     def delete_records(self, request: Any, caller: Caller) -> Fields:
@@ -662,16 +647,11 @@ class Answers:
                 groups.append({**facts, "group_state": state})
         return {"groups": groups}
 
-    def describe_groups(self, request: Any, caller: Caller) -> Fields:
-        """Answer: groups with their members."""
-        return {"groups": [self.described_group(name, caller) for name in request.groups]}
-
     def described_group(self, name: str, caller: Caller) -> Fields:
         """Return a group as DescribeGroups has it."""
         group = self.service.group(name)
         if group is None or group.kind == SHARE:  # which another request describes
-            error = ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
-            code = self.failure(error) if caller.version >= 6 else {}
+            code = self.failure(unknown_group(name)) if caller.version >= 6 else {}
             return {"group_id": name, "group_state": "Dead", "members": [], **code}
         return {
             "group_id": name,
@@ -683,8 +663,14 @@ class Answers:
 
     def delete_groups(self, request: Any, caller: Caller) -> Fields:
         """Answer: deletes groups with their offsets."""
-        outcome, delete, names = self.outcome, self.service.delete_group, request.groups_names
-        return {"results": [{"group_id": name, **outcome(delete, name)} for name in names]}
+
+        def delete(name: str) -> None:
+            if self.service.group(name) is None:
+                raise unknown_group(name)
+            self.log.groups[name].delete()
+
+        names = request.groups_names
+        return {"results": [{"group_id": name, **self.outcome(delete, name)} for name in names]}
 
     def offset_fetch(
         self, request: Any, caller: Caller, check: Callable[[Any], object] = lambda _: None
@@ -773,16 +759,6 @@ class Answers:
 
         return {"topics": self.each_partition(request.topics, delete)}
 
-    def leave_group(self, request: Any, caller: Caller) -> Fields:
-        """Answer: removes members of a group."""
-        group = self.log.groups[request.group_id]
-
-        def remove(member: Any) -> None:
-            group.remove_members(member.member_id or member.group_instance_id)
-
-        identity = ("member_id", "group_instance_id")
-        return {"members": self.each(request.members, identity, remove)}
-
 
 def check_epoch(log: PartitionLog, epoch: int) -> int:
     """Return the leader epoch of a partition, which the caller may know.
@@ -798,6 +774,11 @@ def check_epoch(log: PartitionLog, epoch: int) -> int:
             f"The leader epoch is {current}, not {epoch}",
         )
     return current
+
+
+def unknown_group(name: str) -> ApiError:
+    """Return the error of a group that does not exist, in Kafka's words."""
+    return ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
 
 
 def is_listed(request: Any, state: str, kind: str) -> bool:

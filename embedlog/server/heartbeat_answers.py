@@ -20,7 +20,14 @@ from embedlog.groups.membership import (
 )
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
-from embedlog.server.answers import Answers, Caller, Fields, numbers_by_topic, with_operations
+from embedlog.server.answers import (
+    Answers,
+    Caller,
+    Fields,
+    numbers_by_topic,
+    unknown_group,
+    with_operations,
+)
 from embedlog.server.classic_groups import ClassicGroups
 from embedlog.server.cluster import topic_uuid
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -111,8 +118,14 @@ class HeartbeatAnswers:
 
     def _described_by(self, described: Callable[[str], Fields], request: Any) -> Fields:
         """Return the answer to a request to describe groups."""
+
+        def existing(name: str) -> Fields:
+            if self._answers.service.group(name) is None:
+                raise unknown_group(name)
+            return described(name)
+
         outcome = self._answers.outcome
-        groups = [{"group_id": name, **outcome(described, name)} for name in request.group_ids]
+        groups = [{"group_id": name, **outcome(existing, name)} for name in request.group_ids]
         return {"groups": with_operations(groups, request)}
 
     def _named(self, partitions: Iterable[TopicPartition], ids: Mapping[str, int]) -> Fields:
