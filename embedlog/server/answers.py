@@ -221,7 +221,7 @@ class Answers:
         }
 
     def _asked_topic(self, name: str | None, number: UUID, create: bool) -> Fields:
-        root = self.log.root
+        root, number = self.log.root, number or _NO_ID  # kafka-python's requests have None.
         try:
             # An id counts, not a name, which Java's consumer of a pattern leaves empty beside it.
             if name is None or number != _NO_ID:

@@ -281,6 +281,14 @@ class ShareModel(RuleBasedStateMachine):
             del expected.holds[where]
             expected.done[where] = "accepted" if verdict == "accept" else "given up"
 
+    @rule(number=which)
+    def take_longer_than_the_lock(self, number: int) -> None:
+        """Which is renewed in time."""
+        self.wait(300)
+        self.commit(number, ["renew"], 0)
+        self.wait(LOCK_MS - 1)
+        self.commit(number, ["accept"], 0)
+
     @rule(number=which, limit=st.sampled_from([1, 2, 3, 50]), chosen=verdicts)
     def poll(self, number: int, limit: int, chosen: list[str]) -> None:
         """Records that nobody has, each with its number of deliveries."""
