@@ -327,7 +327,7 @@ def hunt(model: type[RuleBasedStateMachine], bug: Callable[[], None]) -> str | N
     bug()
     found = settings(
         stateful_step_count=40,
-        max_examples=400,
+        max_examples=2_000,
         phases=[Phase.generate],
         derandomize=True,
         database=None,
