@@ -200,6 +200,11 @@ class Setting(NamedTuple):
         return (self.directory / "stop").exists()
 
     @property
+    def all_ended(self) -> bool:
+        """Whether only those that keep house still run: others may wait for copies in sync."""
+        return (self.directory / "ended").exists()
+
+    @property
     def boot(self) -> int:
         """How often the power has failed."""
         return int(_BOOT.unpack_from(self.status, _STATUS.size)[0])
@@ -564,7 +569,7 @@ def keep_house(setting: Setting, life: int) -> None:
     ]
     maintenance = Maintenance(log.root, jobs, session_ms=1500)
     maintenance.start()
-    while not setting.stopped:
+    while not setting.all_ended:
         time.sleep(0.05)
         check_threads(maintenance)
         failures = list(maintenance.failures.errors.values())
@@ -695,9 +700,11 @@ def check_replica_disks(case: DiskRun, directory: Path) -> Counts:
             for number in range(len(PROCESSES)):
                 processes.append(_Process(setting, number))
             done = _Faults(case, setting, disks, processes).run()
-            (directory / "stop").touch()
-            for process in processes:
-                process.end()
+            for name, keeps_house in (("stop", False), ("ended", True)):
+                (directory / name).touch()
+                for process in processes:
+                    if (process.work is keep_house) == keeps_house:
+                        process.end()
         finally:
             for process in processes:
                 process.remove()
