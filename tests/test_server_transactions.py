@@ -722,7 +722,7 @@ def test_a_transaction_that_was_lost_with_the_server_must_be_aborted(survivors, 
         moved(producer, next_server())
         old = versions is CLASSIC
         assert producer.produce(b"x")[0] == (
-            ErrorCode.INVALID_TXN_STATE if old else ErrorCode.TRANSACTION_ABORTABLE
+            ErrorCode.INVALID_TXN_STATE if old else ErrorCode.INVALID_PRODUCER_EPOCH
         )
         assert producer.add_partition() == ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if not old:

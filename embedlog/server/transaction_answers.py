@@ -29,7 +29,7 @@ from embedlog.server.workers import Workers
 _FENCED, _ABORTABLE = ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTION_ABORTABLE
 _EPOCH, _MAPPING = ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING
 _NEVER = 1 << 15
-_NEWER = {
+_NEWER: dict[str, dict[ErrorCode, tuple[Any, ...]]] = {
     "InitProducerId": {_FENCED: (4, _EPOCH)},
     "AddPartitionsToTxn": {_FENCED: (2, _EPOCH), _ABORTABLE: (_NEVER, _MAPPING)},
     "AddOffsetsToTxn": {_FENCED: (2, _EPOCH), _ABORTABLE: (4, _MAPPING)},
@@ -39,16 +39,19 @@ _NEWER = {
         ErrorCode.STALE_MEMBER_EPOCH: (_NEVER, ErrorCode.ILLEGAL_GENERATION),
         _ABORTABLE: (4, ErrorCode.UNKNOWN_MEMBER_ID),
     },
-    # librdkafka takes an older epoch for the end of the producer.
-    "Produce": {_FENCED: (_NEVER, _EPOCH), _ABORTABLE: (11, ErrorCode.INVALID_TXN_STATE)},
+    # librdkafka takes an older epoch for the end of the producer.  Streams goes on after that, and
+    # not after a transaction that it has to abort.
+    "Produce": {_FENCED: (_NEVER, _EPOCH), _ABORTABLE: (11, ErrorCode.INVALID_TXN_STATE, _EPOCH)},
 }
-"""Codes that came with a version of an API, and what clients of versions before take for them."""
+"""Codes that came with a version of an API, what clients of versions before take for them, and
+perhaps what later ones do."""
 
 
 def known_error(error: ApiError, api: str, version: int) -> ApiError:
     """Return an error with a code that the client of a request knows."""
-    since, older = _NEWER[api].get(error.code, (0, error.code))
-    return ApiError(older if version < since else error.code, error.text)
+    since, older, *newer = _NEWER[api].get(error.code, (0, error.code))
+    code = older if version < since else (newer or [error.code])[0]
+    return ApiError(code, error.text)
 
 
 class TransactionAnswers:
