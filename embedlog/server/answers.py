@@ -23,6 +23,7 @@ from embedlog.errors import (
     EmbedlogError,
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,
+    InvalidGroupIdError,
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     InvalidTopicError,
@@ -651,7 +652,7 @@ class Answers:
         """Return a group as DescribeGroups has it."""
         group = self.service.group(name)
         if group is None or group.kind == SHARE:  # which another request describes
-            code = self.failure(unknown_group(name)) if caller.version >= 6 else {}
+            code = self.failure(_unknown_group(name)) if caller.version >= 6 else {}
             return {"group_id": name, "group_state": "Dead", "members": [], **code}
         return {
             "group_id": name,
@@ -665,8 +666,7 @@ class Answers:
         """Answer: deletes groups with their offsets."""
 
         def delete(name: str) -> None:
-            if self.service.group(name) is None:
-                raise unknown_group(name)
+            check_group(self.log, name)
             self.log.groups[name].delete()
 
         names = request.groups_names
@@ -776,7 +776,19 @@ def check_epoch(log: PartitionLog, epoch: int) -> int:
     return current
 
 
-def unknown_group(name: str) -> ApiError:
+def check_group(log: Log, name: str) -> None:
+    """Raise unless a group exists.
+
+    Raises:
+        ApiError: It does not, or cannot have this name.
+    """
+    try:
+        open_group(log.root, name).snapshot()
+    except (GroupIdNotFoundError, InvalidGroupIdError):
+        raise _unknown_group(name) from None
+
+
+def _unknown_group(name: str) -> ApiError:
     """Return the error of a group that does not exist, in Kafka's words."""
     return ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
 

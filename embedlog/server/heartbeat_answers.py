@@ -24,8 +24,8 @@ from embedlog.server.answers import (
     Answers,
     Caller,
     Fields,
+    check_group,
     numbers_by_topic,
-    unknown_group,
     with_operations,
 )
 from embedlog.server.classic_groups import ClassicGroups
@@ -120,8 +120,7 @@ class HeartbeatAnswers:
         """Return the answer to a request to describe groups."""
 
         def existing(name: str) -> Fields:
-            if self._answers.service.group(name) is None:
-                raise unknown_group(name)
+            check_group(self._log, name)
             return described(name)
 
         outcome = self._answers.outcome
