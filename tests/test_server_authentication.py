@@ -125,6 +125,31 @@ def test_kafka_python_and_aiokafka_prove_who_they_are(embedlog_log, encrypted, a
     ]
 
 
+def test_a_client_is_told_the_host_name_that_the_certificate_has(
+    embedlog_log, authority, authority_file
+):
+    """Not the IP address, for which the certificate would be refused."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    embedlog_log.create_topic("orders")
+    with embedlog.serve(embedlog_log, ssl_context=context) as server:
+        address = f"localhost:{server.port}"
+        options = {"security.protocol": "SSL", "ssl.ca.location": authority_file}
+        producer = confluent_kafka.Producer({"bootstrap.servers": address, **options})
+        brokers = producer.list_topics(timeout=patient(30)).brokers
+        assert [f"{each.host}:{each.port}" for each in brokers.values()] == [address]
+        producer.produce("orders", b"confluent-kafka")
+        assert producer.flush(patient(30)) == 0
+        with kafka.KafkaProducer(
+            bootstrap_servers=address, security_protocol="SSL", ssl_cafile=authority_file
+        ) as other:
+            other.send("orders", b"kafka-python").get(patient(30))
+    assert {record.value for record in embedlog_log.topic("orders")} == {
+        b"confluent-kafka",
+        b"kafka-python",
+    }
+
+
 def test_certificates_of_clients_prove_who_they_are(
     embedlog_log, authority, authority_file, tmp_path
 ):

@@ -112,7 +112,7 @@ class KafkaServer:
     """Serves an open log to Kafka's clients, in threads of this process, until it is closed.
 
     Clients connect to `bootstrap_servers`; each is told the IP address at which its connection
-    arrived.
+    arrived, or, if the connection is encrypted, the host name that the client asked for.
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log, embedlog.serve(log) as server:
@@ -165,6 +165,8 @@ class KafkaServer:
             )
         self._log, self._is_open = log, insecure or is_proved
         self.users, self.ssl_context = users, ssl_context
+        if ssl_context is not None and ssl_context.sni_callback is None:
+            ssl_context.sni_callback = _keep_host_name
         worker = worker or new_workers(host, port, 1)[0]
         self.host, self.port = host, worker.ports[worker.number]
         cluster = Cluster(log, worker.ports, worker.number)
@@ -333,6 +335,11 @@ class KafkaServer:
         return f"<KafkaServer of {self._log.path} at {self.bootstrap_servers}>"
 
 
+def _keep_host_name(connected: Any, name: str | None, _: ssl.SSLContext) -> None:
+    """Note which host a client wants (SNI): it checks the certificate for that name."""
+    connected.server_hostname = name
+
+
 @cache
 def offered() -> Mapping[str, tuple[int, int]]:
     """Return the versions that the server answers, by the names of the APIs."""
@@ -396,6 +403,7 @@ class Connection:
             if isinstance(connected, ssl.SSLSocket):
                 connected.settimeout(_STALLED_SECONDS)
                 connected.do_handshake()
+                self._host = connected.server_hostname or self._host
             while self._answer_next():
                 pass
             _logger.debug("%s has closed its connection", self._peer)
