@@ -102,6 +102,8 @@ def test_the_records_of_a_snapshot_do_not_change(log, clock):
     shake(log, clock)
 
     assert frames(log.at(log.snapshots["report"])) == before
+    with pytest.raises(ValueError, match=r"is log\.snapshots\['report'\]"):
+        log.at("report")
     assert "snapshot 'report' holds them" in str(log["plain"].describe_retention())
     assert "snapshot 'report' holds them" in str(log["compacted"].explain_compaction())
     assert log.housekeeping.leases() == []

@@ -74,7 +74,10 @@ class LogAt(TopicsAt):
         if isinstance(when, Snapshot):
             self._topics = dict(when.topics)
             return
-        self._time_ms = milliseconds(when, log.root.clock())
+        try:
+            self._time_ms = milliseconds(when, log.root.clock())
+        except ValueError as error:
+            raise ValueError(f"{error}; a snapshot is log.snapshots[{when!r}]") from None
         infos = log.root.topics()
         tails = log.root.tails(list(infos.values()))
         durable = log.root.visibility == "durable"
