@@ -27,7 +27,7 @@ from embedlog.kafka.aiokafka.producer import AIOKafkaProducer
 from embedlog.kafka.library import public_name
 
 __version__ = aiokafka.__version__
-__all__ = ["AIOKafkaAdminClient", "AIOKafkaConsumer", "AIOKafkaProducer", *aiokafka.__all__]
+__all__ = ["AIOKafkaAdminClient", "AIOKafkaConsumer", "AIOKafkaProducer", *sorted(aiokafka.__all__)]
 
 
 def __getattr__(name: str) -> Any:
