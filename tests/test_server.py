@@ -571,6 +571,8 @@ def test_typed_topics_are_json_on_the_wire(embedlog_log, client, address):
         [(two, b'{"id": 2, "name": "bob"}', 5, []), (two, b'{"id": 3}', 6, [])],
         [(two, b'{"id": 2, "name": "bob"}', 5, []), (two, b"text", 6, [])],
         [(two, b'{"id": 2, "name": "bob"}', 5, []), (None, None, 6, [])],
+        [(two, b'{"id": 2, "name": "bob"}', 5, []), (None, b'{"id": 2.5}', 6, [])],
+        [(record.key, None, 5, []), (two, b'{"id": 3}', 6, [])],
     ]
     for bad in wrong:
         refused = produce(client, "users", produced(bad))

@@ -100,9 +100,7 @@ def test_records_are_the_same_on_the_wire_and_back(count):
         read = read_batch(memoryview(wire))
         again = parse_encoded(read.encoded("none"))
         assert again == records
-        columns = record_batches._checked(
-            record_batches._read_columns, bytes(wire[HEAD.size :]), count, read.base_timestamp
-        )
+        columns = read._read(record_batches._read_columns)
         assert columns.column("value").to_pylist() == [record[1] for record in records]
 
 

@@ -605,29 +605,33 @@ class TypedConverter(NamedTuple):
         stored = rows.table.column("value")
         if not schema.key:
             _refuse_keyed(rows)
-        present = pa.array(np.nonzero(~rows.deleted)[0])
+        present, deleted = np.nonzero(~rows.deleted)[0], np.nonzero(rows.deleted)[0]
         try:
-            values = self.values.columns(stored.take(present) if rows.deleted.any() else stored)
+            values = self.values.columns(stored.take(present) if len(deleted) else stored)
+            names = [self.options.rename.get(name, name) for name in values.schema.names]
+            values = pa.RecordBatch.from_arrays(values.columns, names=names)
+            keys = rows.keys.take(present)
+            missing = [field for field in fields if field.name not in names]
+            if missing:
+                decoded = self.keys.columns(keys, fields)
+                for field, column in zip(fields, decoded, strict=True):
+                    if field.name not in names:
+                        values = values.append_column(field.name, column)
+            if fields:
+                own = {field.name: values.column(field.name).cast(field.type) for field in fields}
+                check_keys(keys, own, fields, self.keys)
         except RowError as error:
-            raise error.among(present.to_pylist()) from error
-        names = [self.options.rename.get(name, name) for name in values.schema.names]
-        values = pa.RecordBatch.from_arrays(values.columns, names=names)
-        keys = rows.keys.take(present)
-        missing = [field for field in fields if field.name not in names]
-        if missing:
-            decoded = self.keys.columns(keys, fields)
-            for field, column in zip(fields, decoded, strict=True):
-                if field.name not in names:
-                    values = values.append_column(field.name, column)
-        if fields:
-            own = {field.name: values.column(field.name).cast(field.type) for field in fields}
-            check_keys(keys, own, fields, self.keys)
+            raise error.among(present) from error
         deleted_keys = []
-        if rows.deleted.any():
-            deleted = rows.keys.filter(pa.array(rows.deleted))
-            if deleted.null_count or not fields:
-                raise RowError(int(np.nonzero(rows.deleted)[0][0]), "", "a tombstone needs a key")
-            deleted_keys = self.keys.columns(deleted, fields)
+        if len(deleted):
+            keys = rows.keys.take(deleted)
+            if keys.null_count or not fields:
+                row = int(np.argmin(keys.is_valid())) if fields else 0
+                raise RowError(int(deleted[row]), "", "a tombstone needs a key")
+            try:
+                deleted_keys = self.keys.columns(keys, fields)
+            except RowError as error:
+                raise error.among(deleted) from error
         return typed_columns(rows, values, deleted_keys, schema, topic)
 
 

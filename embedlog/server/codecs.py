@@ -24,7 +24,7 @@ def decompress(codec: str, data: memoryview, limit: int = MAX_BATCH_BYTES) -> by
     """Return decompressed bytes.
 
     Raises:
-        ApiError: The data is damaged, or would be larger than ``limit``.
+        ApiError: The data is damaged, or would be larger than ``limit`` if it is compressed.
     """
     try:
         return _DECOMPRESS[codec](data, limit)
@@ -86,6 +86,7 @@ def _snappy_block(data: memoryview, limit: int) -> bytes:
 
 
 _DECOMPRESS: dict[str, Callable[[memoryview, int], bytes]] = {
+    "none": lambda data, _: bytes(data),
     "gzip": _gzip,
     "snappy": _snappy,
     "lz4": partial(_stream, "lz4"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from operator import add
 
 from embedlog.errors import EmbedlogError
 from embedlog.forks import new_lock
 from embedlog.metrics import ERRORS, REQUESTS, Sample
 from embedlog.server.error_codes import ApiError, code_of
 
-_NAMES = ("requests", "request-bytes", "response-bytes", "total-time-ms")
+_SUMS = ("requests-total", "request-bytes-total", "response-bytes-total", "total-time-ms-total")
 
 
 class RequestCounts:
@@ -18,17 +19,16 @@ class RequestCounts:
 
     def __init__(self) -> None:
         self._lock = new_lock()
-        self._totals: dict[str, tuple[float, ...]] = {}
-        self._longest_ms: dict[str, float] = {}
+        self._requests: dict[str, tuple[float, ...]] = {}
+        """The sums of each API, and its longest time."""
         self._errors = Counter[str]()
 
     def request(self, api: str, received: int, sent: int, seconds: float) -> None:
         """Count a request that was answered, its bytes, those of the answer, and its time."""
         counted = 1, received, sent, seconds * 1000
         with self._lock:
-            before = self._totals.get(api, (0,) * len(counted))
-            self._totals[api] = tuple(map(sum, zip(before, counted, strict=True)))
-            self._longest_ms[api] = max(self._longest_ms.get(api, 0.0), seconds * 1000)
+            *sums, longest = self._requests.get(api, (0, 0, 0, 0.0, 0.0))
+            self._requests[api] = *map(add, sums, counted), max(longest, counted[-1])
 
     def error(self, error: EmbedlogError | ApiError) -> None:
         """Count an error that an answer has as a code."""
@@ -38,11 +38,9 @@ class RequestCounts:
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics."""
         with self._lock:
-            totals, longest_ms = dict(self._totals), dict(self._longest_ms)
-            errors = dict(self._errors)
-        for api, numbers in totals.items():
-            for name, number in zip(_NAMES, numbers, strict=True):
-                yield Sample(REQUESTS, f"{name}-total", number, {"request": api})
-            yield Sample(REQUESTS, "total-time-ms-max", longest_ms[api], {"request": api})
+            requests, errors = dict(self._requests), dict(self._errors)
+        for api, numbers in requests.items():
+            for name, number in zip((*_SUMS, "total-time-ms-max"), numbers, strict=True):
+                yield Sample(REQUESTS, name, number, {"request": api})
         for name, number in errors.items():
             yield Sample(ERRORS, "errors-total", number, {"error": name})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from time import monotonic
 from typing import Any
 
@@ -100,16 +100,15 @@ class Fetcher:
         return found
 
     def _converted(self, log: PartitionLog, reader: PartitionReader, limit: int) -> list[Any]:
-        """Return the next batches, and keep the reader for those after them."""
+        """Return the next batches, and keep the reader, which may be beyond them."""
         rows_of = rows_of_typed(log)
         found, size = list[Any](), 0
         while size < limit and (batches := reader.read(min(limit - size, READ_BYTES))):
-            for group in _groups(batches):
-                found += chain.from_iterable(write_batches(group, rows_of))
-                size = sum(map(len, found))
-                if size >= limit and group[-1] is not batches[-1]:
-                    # The reader is beyond what is returned.
-                    return found
+            for parts in write_batches(batches, rows_of):
+                found += parts
+                size += sum(map(len, parts))
+                if size >= limit:
+                    break
         self._readers[log.key] = reader
         if len(self._readers) > _MAX_READERS:
             self._readers.popitem(last=False)
@@ -123,22 +122,6 @@ def rows_of_typed(log: PartitionLog) -> Callable[[Batch], Any] | None:
     from embedlog.server.typed_json import to_wire
 
     return partial(to_wire, schema=log.schema)
-
-
-def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Yield batches that are converted together: of more than one, the columns are not large.
-
-    A compressed batch may be a thousand times as large when it is decoded.
-    """
-    group, size = list[Batch](), 0
-    for batch in batches:
-        decoded = batch.decoded_bytes()
-        if group and size + decoded > READ_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(batch)
-        size += decoded
-    yield group
 
 
 def _by_topic(found: Sequence[tuple[PartitionKey, Fields]]) -> list[Fields]:

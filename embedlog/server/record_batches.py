@@ -8,7 +8,7 @@ plain Python.  The base offset and the leader epoch of a batch are not covered b
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
@@ -33,6 +33,9 @@ _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 7, 8, 16, 32
 _MAX_VARINT = 10
 _MAX_SPAN = INT_MAX
 """The most offsets of a batch of the wire."""
+_MAX_DECODED = 1 << 20
+"""The most bytes of columns in a batch of the wire that is made of several: one that is compressed
+may be a thousand times as large when it is decoded."""
 WireParts = tuple[bytearray, Any]
 """A batch for the wire: its head, and a buffer of its records, which is sent without a copy."""
 Headers = list[tuple[str, bytes | None]]
@@ -72,7 +75,7 @@ class WireBatch(NamedTuple):
         Raises:
             ApiError: The records are damaged.
         """
-        lists: Lists = _checked(_read_lists, self._plain(), self.record_count, self.base_timestamp)
+        lists: Lists = self._read(_read_lists)
         return lists
 
     def columns(self) -> Any:
@@ -83,7 +86,7 @@ class WireBatch(NamedTuple):
         """
         if self.record_count <= _FEW:
             return from_lists(*self.lists())
-        return _checked(_read_columns, self._plain(), self.record_count, self.base_timestamp)
+        return self._read(_read_columns)
 
     def encoded(self, compression: str) -> EncodedBatch:
         """Return the batch as a log has it.
@@ -99,10 +102,14 @@ class WireBatch(NamedTuple):
             return encode_lists(*self.lists(), compression=compression)
         return encode(self.columns(), compression)
 
-    def _plain(self) -> bytes:
-        if self.codec == "none":
-            return bytes(self.records)
-        return decompress(self.codec, self.records)
+    def _read(self, read: Callable[[bytes, int, int], Any]) -> Any:
+        count, plain = self.record_count, decompress(self.codec, self.records)
+        if count * _LEAST_RECORD > len(plain):
+            raise _invalid(f"The batch has fewer than {count} records")
+        try:
+            return read(plain, count, self.base_timestamp)
+        except (IndexError, OverflowError, ValueError, pa.ArrowException) as error:
+            raise _invalid(f"The records of the batch are damaged: {error}") from error
 
 
 def read_batch(records: memoryview | None) -> WireBatch:
@@ -146,15 +153,6 @@ def read_batch(records: memoryview | None) -> WireBatch:
     plain = records[HEAD.size :]
     is_transactional = bool(attributes & _TRANSACTIONAL)
     return WireBatch(base_timestamp, *producer, count, codec, plain, records, is_transactional)
-
-
-def _checked(read: Any, plain: bytes, count: int, base_timestamp: int) -> Any:
-    if count * _LEAST_RECORD > len(plain):
-        raise _invalid(f"The batch has fewer than {count} records")
-    try:
-        return read(plain, count, base_timestamp)
-    except (IndexError, UnicodeDecodeError, OverflowError, ValueError, pa.ArrowException) as error:
-        raise _invalid(f"The records of the batch are damaged: {error}") from error
 
 
 def _read_varint(plain: bytes, at: int) -> tuple[int, int]:
@@ -315,8 +313,8 @@ class WireRows(NamedTuple):
     offsets: Any
     """As a numpy array."""
     next_offset: int
-    leader_epoch: int
-    is_log_append_time: bool
+    kind: tuple[int, bool]
+    """As of `_kind`."""
 
     @classmethod
     def of(cls, batch: Batch, rows_of: Any = None) -> Self:
@@ -325,8 +323,8 @@ class WireRows(NamedTuple):
         Raises:
             CorruptBatchError: It is damaged.
         """
-        columns = (rows_of or _columns_of)(batch)
-        return cls(columns, _offsets_of(batch), batch.next_offset, *_merge_key(batch))
+        columns = (rows_of or Batch.columns)(batch)
+        return cls(columns, _offsets_of(batch), batch.next_offset, _kind(batch))
 
     def part(self, rows: slice) -> Self:
         """Return some of the records."""
@@ -336,7 +334,7 @@ class WireRows(NamedTuple):
 
 
 def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[WireParts]:
-    """Yield batches of the wire with the records of batches of a log, which are merged.
+    """Yield batches of the wire with the records of batches of a log; small ones are merged.
 
     Offsets, timestamps and leader epochs stay.  They are not compressed.
 
@@ -348,43 +346,40 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[Wir
         CorruptBatchError: A batch is damaged.
     """
     for run in _runs(batches):
-        epoch, is_append_time = _merge_key(run[0])
         if rows_of is None and sum(batch.count for batch in run) <= _FEW:
-            yield _written_lists(run, epoch, is_append_time)
+            yield _written_lists(run)
             continue
-        columns = list(map(rows_of or _columns_of, run))
+        columns = list(map(rows_of or Batch.columns, run))
         merged = columns[0]
         if len(columns) > 1:
             # Some may have no headers.
             alike = [list(each) for _, each in groupby(columns, lambda each: each.num_columns)]
             table = pa.concat_tables(map(pa.Table.from_batches, alike), promote_options="default")
             (merged,) = table.combine_chunks().to_batches()
-        offsets = np.concatenate([_offsets_of(batch) for batch in run])
-        yield write_rows(WireRows(merged, offsets, run[-1].next_offset, epoch, is_append_time))
+        offsets = np.concatenate(list(map(_offsets_of, run)))
+        yield write_rows(WireRows(merged, offsets, run[-1].next_offset, _kind(run[0])))
 
 
 def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     """Yield batches that one of the wire can hold."""
-    run: list[Batch] = []
+    run, size = list[Batch](), 0
     for batch in batches:
+        decoded = batch.decoded_bytes()
         if run and (
-            _merge_key(batch) != _merge_key(run[0])
+            _kind(batch) != _kind(run[0])
             or batch.next_offset - run[0].base_offset > _MAX_SPAN
+            or size + decoded > _MAX_DECODED
         ):
             yield run
-            run = []
+            run, size = [], 0
         run.append(batch)
-    if run:
-        yield run
+        size += decoded
+    yield run
 
 
-def _merge_key(batch: Batch) -> tuple[int, bool]:
+def _kind(batch: Batch) -> tuple[int, bool]:
+    """Return what all records of a batch of the wire have in common."""
     return batch.leader_epoch, batch.is_log_append_time
-
-
-def _columns_of(batch: Batch) -> Any:
-    names = ["timestamp", "key", "value", *(["headers"] if batch.has_headers else ())]
-    return batch.columns(names)
 
 
 def _offsets_of(batch: Batch) -> Any:
@@ -393,19 +388,14 @@ def _offsets_of(batch: Batch) -> Any:
     return np.arange(batch.base_offset, batch.next_offset)
 
 
-def _written_lists(run: Sequence[Batch], epoch: int, is_append_time: bool) -> WireParts:
+def _written_lists(run: Sequence[Batch]) -> WireParts:
     base, base_time, out, last_time = run[0].base_offset, 0, bytearray(), -(1 << 63)
     count = 0
     for batch in run:
         times, keys, values, headers = batch.lists()
-        offsets = (
-            batch.offsets().to_pylist()
-            if batch.has_offsets
-            else range(batch.base_offset, batch.next_offset)
-        )
         base_time = base_time if count else times[0]
         last_time = max(last_time, *times)
-        for row, offset in enumerate(offsets):
+        for row, offset in enumerate(_offsets_of(batch).tolist()):
             record = bytearray(1)
             _put_varint(record, times[row] - base_time)
             _put_varint(record, offset - base)
@@ -419,8 +409,8 @@ def _written_lists(run: Sequence[Batch], epoch: int, is_append_time: bool) -> Wi
             _put_varint(out, len(record))
             out += record
             count += 1
-    stop = run[-1].next_offset
-    return _sealed(out, base, stop, epoch, is_append_time, base_time, last_time, count)
+    times_of_all = base_time, last_time
+    return _sealed(out, base, run[-1].next_offset, _kind(run[0]), times_of_all, count)
 
 
 def _put_varint(out: bytearray, value: int) -> None:
@@ -440,22 +430,16 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def _sealed(
-    records: Any,
-    base: int,
-    stop: int,
-    epoch: int,
-    is_append_time: bool,
-    base_time: int,
-    last_time: int,
-    count: int,
+    records: Any, base: int, stop: int, kind: tuple[int, bool], times: tuple[int, int], count: int
 ) -> WireParts:
-    """Return a batch of encoded records, which are in a buffer."""
+    """Return a batch of encoded records; ``times`` are the first one and the greatest one."""
+    epoch, is_append_time = kind
     attributes = _LOG_APPEND_TIME if is_append_time else 0
     size = HEAD.size - _LENGTH_AT + len(records)
     head = bytearray(
         HEAD.pack(
             *(base, size, epoch, 2, 0, attributes, stop - 1 - base),
-            *(base_time, last_time, -1, -1, -1, count),
+            *(*times, -1, -1, -1, count),
         )
     )
     crc = crc32c(records, crc32c(head[_COVERED_AT:]))
@@ -499,8 +483,7 @@ def write_rows(rows: WireRows) -> WireParts:
     first, last = map(int, np.frombuffer(bounds, np.int32, count + 1, joined.offset * 4)[[0, -1]])
     return _sealed(
         content.slice(first, last - first),
-        *(base, rows.next_offset, rows.leader_epoch, rows.is_log_append_time),
-        *(base_time, int(times.max()), count),
+        *(base, rows.next_offset, rows.kind, (base_time, int(times.max())), count),
     )
 
 

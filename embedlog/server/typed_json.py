@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from embedlog.batch import Batch
-from embedlog.batch.wire import headers_type, timestamp_type
+from embedlog.batch import schema as batch_schema
+from embedlog.batch.wire import headers_type
 from embedlog.config import TopicConfig
-from embedlog.convert.keys import KeyDecoder, check_keys
+from embedlog.convert.conversion import ConversionOptions, TypedConverter
+from embedlog.convert.keys import KeyDecoder
 from embedlog.convert.stored_rows import RowError, StoredRows
 from embedlog.convert.stored_values import JsonValues, json_values
-from embedlog.convert.targets import typed_columns
 from embedlog.errors import InvalidRecordError
-from embedlog.lazy import np, pa, pc
+from embedlog.lazy import pa, pc
 from embedlog.schemas.reading import HEADERS, TIMESTAMP, TOMBSTONE, TypedReader
 from embedlog.schemas.statistics import text_columns_of
 from embedlog.schemas.topic_schema import TopicSchema
@@ -33,9 +34,7 @@ def to_wire(batch: Batch, schema: TopicSchema) -> Any:
     if deleted.true_count:
         values = pc.if_else(deleted, pa.nulls(len(values), pa.binary()), values)
     arrays = [columns.column(TIMESTAMP), columns.column("key"), values, columns.column(HEADERS)]
-    types = [timestamp_type(), pa.binary(), pa.binary(), headers_type()]
-    names = ["timestamp", "key", "value", "headers"]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(zip(names, types, strict=True)))
+    return pa.RecordBatch.from_arrays(arrays, schema=batch_schema(headers=True))
 
 
 def from_wire(
@@ -57,25 +56,12 @@ def from_wire(
         InvalidRecordError: A record is not one of the topic; ``indices`` may have its number.
         SerializationError: A value does not fit the topic.
     """
-    keys, values = columns.column("key"), columns.column("value")
-    deleted = values.is_null()
-    fields = [schema.columns.field(name) for name in schema.key]
-    rows = np.arange(len(keys))
-    mask = deleted.to_numpy(zero_copy_only=False)
+    mask = columns.column("value").is_null().to_numpy(zero_copy_only=False)
+    if columns.num_columns < 4:
+        columns = columns.append_column("headers", pa.nulls(len(mask), headers_type()))
+    converter = TypedConverter(JsonValues(schema.columns), _KEYS, schema, ConversionOptions())
     try:
-        if not fields and keys.null_count < len(keys):
-            raise RowError(int(np.argmin(keys.is_null())), "", "the topic has no key column")
-        try:
-            read = JsonValues(schema.columns).columns(values.drop_null())
-            if fields:
-                of_key = {name: read.column(name) for name in schema.key}
-                check_keys(keys.filter(pc.invert(deleted)), of_key, fields, _KEYS)
-        except RowError as error:
-            raise error.among(rows[~mask]) from error
-        try:
-            deleted_keys = _KEYS.columns(keys.filter(deleted), fields)
-        except RowError as error:
-            raise error.among(rows[mask]) from error
+        typed = converter.convert(StoredRows(0, columns, mask, 0, compression), topic)
     except RowError as error:
         where = f", column {error.column}" if error.column else ""
         raise InvalidRecordError(
@@ -84,12 +70,6 @@ def from_wire(
             indices=[error.row],
             todo=f"Send JSON objects of {', '.join(schema.columns.names)}.",
         ) from error
-    except KeyError as error:
-        raise InvalidRecordError(f"The records have no key column {error}", topic=topic) from error
-    headers = pa.nulls(len(keys), headers_type())
-    if columns.num_columns == 4:
-        headers = columns.column("headers")
-    table = columns.select(["timestamp", "key"]).append_column("headers", headers)
-    stored = StoredRows(0, table, mask, 0, compression)
-    typed = typed_columns(stored, read, deleted_keys, schema, topic)
+    except pa.ArrowException as error:
+        raise InvalidRecordError(f"A key column cannot be cast: {error}", topic=topic) from error
     return encode_typed(typed.columns, schema, compression, text_statistics=text_columns_of(config))

@@ -58,7 +58,7 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
         OSError: An address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listeners, links = list[socket.socket](), list[socket.socket | None]()
+    pairs = list[tuple[socket.socket, socket.socket | None]]()
     with ExitStack() as opened:
         for number in range(count):
             address = host, port and port + number
@@ -67,14 +67,13 @@ def new_workers(host: str, port: int, count: int) -> list[Worker]:
             except OSError as error:
                 error.strerror = f"{error.strerror}; pass another address, or port 0 for a free one"
                 raise
-            listeners.append(opened.enter_context(listener))
-            link = opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None
-            links.append(link)
+            opened.enter_context(listener)
+            links = opened.enter_context(listener_of_host(_BACKLOG)) if count > 1 else None
+            pairs.append((listener, links))
         opened.pop_all()
-    ports = tuple(each.getsockname()[1] for each in listeners)
-    addresses = tuple(each.getsockname() for each in links if each is not None)
-    pairs = enumerate(zip(listeners, links, strict=True))
-    return [Worker(number, *pair, ports, addresses) for number, pair in pairs]
+    ports = tuple(listener.getsockname()[1] for listener, _ in pairs)
+    addresses = tuple(links.getsockname() for _, links in pairs if links is not None)
+    return [Worker(number, *pair, ports, addresses) for number, pair in enumerate(pairs)]
 
 
 class Workers:
