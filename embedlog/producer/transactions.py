@@ -173,13 +173,18 @@ class Transactions:
                 self._spill()
 
     def _spill(self) -> None:
-        if self._writer is None:
-            directory = staging.job_directory(
-                str(process_id.process()), self._root.clock(), uuid.uuid4().hex[:12]
-            )
-            self._writer = StagedFileWriter(self._root.context.files, directory, "transaction")
-        for (topic, topic_id, partition), batch in self._batches:
-            self._writer.add(topic, topic_id, partition, batch)
+        try:
+            if self._writer is None:
+                directory = staging.job_directory(
+                    str(process_id.process()), self._root.clock(), uuid.uuid4().hex[:12]
+                )
+                self._writer = StagedFileWriter(self._root.context.files, directory, "transaction")
+            for (topic, topic_id, partition), batch in self._batches:
+                self._writer.add(topic, topic_id, partition, batch)
+        except EmbedlogError as error:
+            # Some batches may be in the file already.
+            self.note_failure(error)
+            raise
         self._batches, self._bytes = [], 0
 
     def note_failure(self, error: BaseException) -> None:

@@ -13,7 +13,7 @@ from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.record_batches import WireBatch, read_batch
 from embedlog.server.tail_cache import TailCache
-from embedlog.server.transaction_answers import known_error
+from embedlog.server.transaction_answers import known_errors
 from embedlog.server.transaction_coordinator import TransactionCoordinator
 
 _ZSTD_SINCE = 7
@@ -95,11 +95,8 @@ class Producers:
         if name is None:
             text = "A batch of a transaction came without a transactional.id"
             raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
-        producer = batch.producer_id, batch.producer_epoch, batch.base_sequence
-        try:
-            offset = self._transactions.stage(name, log, encoded, producer, caller.version)
-        except ApiError as error:
-            raise known_error(error, "Produce", caller.version) from error
+        with known_errors("Produce", caller.version):
+            offset = self._transactions.stage(name, log, encoded, batch, caller.version)
         return {"base_offset": offset, "log_start_offset": log.tail().start_offset}
 
     def _encoded(self, log: PartitionLog, batch: WireBatch) -> EncodedBatch:

@@ -204,12 +204,12 @@ def decode(name: str, version: int, data: bytes | memoryview) -> Any:
         raise MalformedMessageError(f"not a {name} of version {version}: {error}") from error
 
 
-def _length(view: memoryview, at: int, size: int, nullable: bool, item: int = 1) -> int:
-    """Return a length, or a count of items of at least ``item`` bytes; -1 if it is null."""
+def _length(view: memoryview, at: int, size: int, nullable: bool) -> int:
+    """Return a length, or a count of items, of which each has a byte at least; -1 if it is null."""
     if size < 0:
         if size != -1 or not nullable:
             raise MalformedMessageError("a field is null that must not be")
-    elif size * item > len(view) - at:
+    elif size > len(view) - at:
         raise MalformedMessageError(f"a length of {size} where {len(view) - at} bytes are left")
     return size
 
@@ -233,17 +233,17 @@ def read_uvarint(view: memoryview, at: int) -> tuple[int, int]:
             raise MalformedMessageError("a varint is longer than 5 bytes")
 
 
-def _size_decoder(field: _Field, width: struct.Struct, item: int = 1) -> Decode:
+def _size_decoder(field: _Field, width: struct.Struct) -> Decode:
     """Return what decodes a length or a count, and checks it."""
     nullable = field.nullable
 
     def compact(view: memoryview, at: int) -> tuple[int, int]:
         size, at = read_uvarint(view, at)
-        return _length(view, at, size - 1, nullable, item), at
+        return _length(view, at, size - 1, nullable), at
 
     def plain(view: memoryview, at: int) -> tuple[int, int]:
         (size,) = width.unpack_from(view, at)
-        return _length(view, at + width.size, size, nullable, item), at + width.size
+        return _length(view, at + width.size, size, nullable), at + width.size
 
     return compact if field.compact else plain
 
@@ -286,7 +286,7 @@ def _value_decoder(field: _Field, flexible: bool) -> Decode:
 
 
 def _array_decoder(field: _Field, flexible: bool) -> Decode:
-    size_of = _size_decoder(field, _INT, _least_size(field, flexible))
+    size_of = _size_decoder(field, _INT)
     item_of = _value_decoder(field._replace(nullable=False), flexible)
 
     def decode(view: memoryview, at: int) -> tuple[list[Any] | None, int]:
@@ -300,21 +300,6 @@ def _array_decoder(field: _Field, flexible: bool) -> Decode:
         return items, at
 
     return decode
-
-
-def _least_size(field: _Field, flexible: bool) -> int:
-    """Return how many bytes an item of an array takes at least."""
-    if field.kind in _FIXED:
-        return struct.calcsize(_FIXED[field.kind])
-    sizes = {"uuid": 16, "string": 1 if field.compact else 2, "bytes": 1 if field.compact else 4}
-    if field.kind in sizes:
-        return sizes[field.kind]
-    present = (each for each in field.fields if each.present and each.tag is None)
-    size = sum(
-        (1 if each.compact else 4) if each.is_array else _least_size(each, flexible)
-        for each in present
-    )
-    return max(size + flexible, 1)
 
 
 def _decoder_of(field: _Field, flexible: bool) -> Decode:
@@ -370,7 +355,7 @@ def _read_tags(
     """Return the tagged fields of a struct by name; those that are not known are skipped."""
     count, at = read_uvarint(view, at)
     found: dict[str, Any] = {}
-    for _ in range(_length(view, at, count, False, 2)):
+    for _ in range(_length(view, at, count, False)):
         tag, at = read_uvarint(view, at)
         size, at = read_uvarint(view, at)
         end = at + _length(view, at, size, False)

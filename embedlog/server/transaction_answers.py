@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from embedlog.consumer.open_group import open_group
@@ -47,11 +47,15 @@ _NEWER: dict[str, dict[ErrorCode, tuple[Any, ...]]] = {
 perhaps what later ones do."""
 
 
-def known_error(error: ApiError, api: str, version: int) -> ApiError:
-    """Return an error with a code that the client of a request knows."""
-    since, older, *newer = _NEWER[api].get(error.code, (0, error.code))
-    code = older if version < since else (newer or [error.code])[0]
-    return ApiError(code, error.text)
+@contextmanager
+def known_errors(api: str, version: int) -> Iterator[None]:
+    """Give errors a code that the client of a request knows."""
+    try:
+        yield
+    except ApiError as error:
+        since, older, *newer = _NEWER[api].get(error.code, (0, error.code))
+        code = older if version < since else (newer or [error.code])[0]
+        raise ApiError(code, error.text) from error
 
 
 class TransactionAnswers:
@@ -77,13 +81,7 @@ class TransactionAnswers:
         self._transactions, self._groups, self._members = transactions, groups, members
 
     def _outcome(self, api: str, caller: Caller, call: Callable[[], Fields | None]) -> Fields:
-        def known() -> Fields | None:
-            try:
-                return call()
-            except ApiError as error:
-                raise known_error(error, api, caller.version) from error
-
-        return self._answers.outcome(known)
+        return self._answers.outcome(known_errors(api, caller.version)(call))
 
     # Producers
 
@@ -220,11 +218,8 @@ class TransactionAnswers:
             for name, seen in self._transactions.known().items()
             if cluster.coordinator(name) == caller.node
         }
-        try:
-            pattern = request.transactional_id_pattern
-            named = matching(pattern, list(known)) if pattern else list(known)
-        except ApiError as error:
-            return self._answers.failure(error)
+        pattern = request.transactional_id_pattern
+        named = matching(pattern, list(known)) if pattern else list(known)
         states, ids = request.state_filters, request.producer_id_filters
         now_ms, least_ms = self._log.root.clock(), request.duration_filter
         return {

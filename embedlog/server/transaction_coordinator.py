@@ -35,6 +35,7 @@ from embedlog.producer.resumable_transactions import (
 from embedlog.producer.transactions import SOURCE
 from embedlog.record import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from embedlog.server.error_codes import ApiError, ErrorCode
+from embedlog.server.record_batches import WireBatch
 from embedlog.server.wire_producer import FOREVER, Identity, WireProducer, fenced
 
 _logger = logging.getLogger("embedlog.server")
@@ -140,12 +141,13 @@ class TransactionCoordinator:
 
     @contextmanager
     def _of(
-        self, name: str, asked: Identity, seconds: float = _BUSY_SECONDS
+        self, name: str, asked: Identity, seconds: float = _BUSY_SECONDS, *, ends: bool = False
     ) -> Iterator[WireProducer]:
         """Yield a producer as the log has it, with the identity that it has now.
 
         Raises:
-            ApiError: There is none of this name and id.
+            ApiError: There is none of this name and id; or, unless it is asked to end the
+                transaction, `WireProducer.check` refuses it.
         """
         with self._locked(name, seconds) as producer:
             current = self._current(name)
@@ -154,6 +156,8 @@ class TransactionCoordinator:
             if current is None or not (asked[0] == current[0] or producer.is_retried(asked)):
                 text = f"The producer {name} does not have the id {asked[0]}"
                 raise ApiError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, text)
+            if not ends:
+                producer.check(asked)
             try:
                 yield producer
             except InvalidProducerEpochError as error:
@@ -235,7 +239,6 @@ class TransactionCoordinator:
             ApiError: The producer is not the current one of its name, or its transaction was lost.
         """
         with self._of(name, asked) as producer:
-            producer.check(asked)
             self._begin(producer)
             for partition in partitions:
                 producer.add_partition(partition)
@@ -247,7 +250,6 @@ class TransactionCoordinator:
             ApiError: As `add_partitions`.
         """
         with self._of(name, asked) as producer:
-            producer.check(asked)
             self._begin(producer)
             producer.groups.add(group)
 
@@ -255,8 +257,8 @@ class TransactionCoordinator:
         self,
         name: str,
         log: PartitionLog,
-        batch: EncodedBatch,
-        numbers: tuple[int, int, int],
+        encoded: EncodedBatch,
+        batch: WireBatch,
         version: int,
     ) -> int:
         """Add a batch to a transaction.
@@ -264,8 +266,8 @@ class TransactionCoordinator:
         Args:
             name: The ``transactional.id``.
             log: The partition.
-            batch: The batch.
-            numbers: The id and the epoch of the producer, and the first sequence number.
+            encoded: The batch.
+            batch: The same as it came from the producer.
             version: Of the request to produce.
 
         Returns:
@@ -274,18 +276,17 @@ class TransactionCoordinator:
         Raises:
             ApiError, EmbedlogError: It was not added.
         """
-        *asked, sequence = numbers
-        with self._of(name, (asked[0], asked[1]), _PRODUCE_SECONDS) as producer:
-            producer.check((asked[0], asked[1]))
+        asked = batch.producer_id, batch.producer_epoch
+        with self._of(name, asked, _PRODUCE_SECONDS) as producer:
             if TopicPartition(log.topic, log.partition) not in producer.partitions:
                 if version < IMPLICIT_PRODUCE:
                     text = f"The partition {log.topic}-{log.partition} is not in the transaction"
                     raise ApiError(ErrorCode.TRANSACTION_ABORTABLE, text)
                 self._begin(producer)
-            offset = producer.stage(log, batch, sequence)
+            offset = producer.stage(log, encoded, batch.base_sequence)
             self._count(producer)
             if self._buffered > MAX_BUFFERED_BYTES:
-                producer.spill()
+                producer.begun.spill()
             return offset
 
     def add_offsets(
@@ -310,7 +311,6 @@ class TransactionCoordinator:
         """
         group = member.group_id or ""
         with self._of(name, asked) as producer:
-            producer.check(asked)
             if group not in producer.groups:
                 if version < IMPLICIT_OFFSETS:
                     text = f"The group {group} is not in the transaction"
@@ -335,7 +335,7 @@ class TransactionCoordinator:
             ApiError: It was not ended.
         """
         raises_epoch, ended = version >= RAISES_EPOCH, COMMITTED if commit else ABORTED
-        with self._of(name, asked) as producer:
+        with self._of(name, asked, ends=True) as producer:
             if producer.is_retried(asked) and (raises_epoch or asked == producer.identity):
                 if producer.state != ended:
                     raise producer.not_possible(commit)

@@ -172,11 +172,7 @@ class WireProducer:
         if repeated is not None:
             return repeated.base_offset
         validation.check(log, [batch])
-        try:
-            self.begun.stage(log, batch, None)
-        except EmbedlogError as error:
-            self.begun.note_failure(error)
-            raise
+        self.begun.stage(log, batch, None)
         staged = self.add_partition(TopicPartition(log.topic, log.partition))
         end = log.tail().log_end_offset
         if staged.end is None:
@@ -186,18 +182,6 @@ class WireProducer:
         sent = sequence, producer_state.after(sequence, count - 1), offset, offset + count
         self.sequences[log.key] = producer_state.note(state, epoch, sent, 0)
         return offset
-
-    def spill(self) -> None:
-        """Write what is in memory to a staged file.
-
-        Raises:
-            StorageError: The transaction must be aborted.
-        """
-        try:
-            self.begun.spill()
-        except EmbedlogError as error:
-            self.begun.note_failure(error)
-            raise
 
     def add_offsets(
         self, positions: Mapping[TopicPartition, OffsetAndMetadata], member: ConsumerGroupMetadata
