@@ -677,6 +677,24 @@ def test_what_is_large_goes_to_files(log, new_producer, monkeypatch):
     assert len(values(log)) == 42
 
 
+def test_a_transaction_that_no_file_can_hold_must_be_aborted(log, new_producer, monkeypatch):
+    """The record is refused, and so is the commit; the next transaction is a new one."""
+    monkeypatch.setattr(coordinator, "MAX_BUFFERED_BYTES", 1000)
+    producer = new_producer()
+    producer.init()
+    assert producer.begin(b"small") == (0, 0)
+    staging = Path(log.path) / "staging"
+    staging.touch()  # No directory can be made in it.
+    code, _ = producer.produce(b"x" * 1000)
+    staging.unlink()
+    assert code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert producer.end() == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert producer.end(committed=False) == 0
+    assert producer.begin(b"after") == (0, 0)
+    assert producer.end() == 0
+    assert values(log) == [b"after"]
+
+
 # A server that dies, and one that is started after it
 
 
