@@ -621,7 +621,7 @@ class TypedConverter(NamedTuple):
                 own = {field.name: values.column(field.name).cast(field.type) for field in fields}
                 check_keys(keys, own, fields, self.keys)
         except RowError as error:
-            raise error.among(present) from error
+            raise error.among(present.tolist()) from error
         deleted_keys = []
         if len(deleted):
             keys = rows.keys.take(deleted)
@@ -631,7 +631,7 @@ class TypedConverter(NamedTuple):
             try:
                 deleted_keys = self.keys.columns(keys, fields)
             except RowError as error:
-                raise error.among(deleted) from error
+                raise error.among(deleted.tolist()) from error
         return typed_columns(rows, values, deleted_keys, schema, topic)
 
 

@@ -10,11 +10,9 @@ from time import monotonic
 from typing import Any
 
 from embedlog.batch import Batch
-from embedlog.errors import EmbedlogError
 from embedlog.partition import PartitionLog, PartitionReader
 from embedlog.partition.tail import Tail
 from embedlog.server.answers import Answers, Caller, Fields, check_epoch
-from embedlog.server.error_codes import ApiError
 from embedlog.server.fetch_session import FetchSession, PartitionKey, partitions_of
 from embedlog.server.memory import MemoryBudget
 from embedlog.server.record_batches import write_batches
@@ -144,16 +142,13 @@ class _Answer:
         """Return a partition of the answer."""
         # librdkafka refuses null in the place of no records.
         fields = {"partition_index": item.partition, "high_watermark": -1, "records": b""}
-        answers = self._fetcher.answers
-        try:
-            return fields | self._read(answers.named(*key[:2]), item)
-        except (EmbedlogError, ApiError) as error:
-            self.failed = True
-            return fields | answers.failure(error)
+        outcome = self._fetcher.answers.outcome(self._read, key, item)
+        self.failed = self.failed or outcome["error_code"] != 0
+        return fields | outcome
 
-    def _read(self, name: str, item: Any) -> Fields:
-        fetcher = self._fetcher
-        log = fetcher.answers.partition(name, item.partition)
+    def _read(self, key: PartitionKey, item: Any) -> Fields:
+        fetcher, answers = self._fetcher, self._fetcher.answers
+        log = answers.partition(answers.named(*key[:2]), item.partition)
         log.refresh()
         tail = log.tail()
         check_epoch(log, item.current_leader_epoch)

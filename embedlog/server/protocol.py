@@ -13,7 +13,6 @@ allocated, so what a request takes in memory is bounded by its size.
 from __future__ import annotations
 
 import json
-import operator
 import pkgutil
 import re
 import struct
@@ -28,7 +27,7 @@ Fields = Mapping[str, Any]
 """A message to encode, or a part of one; what is left out has its default."""
 Decode = Callable[[memoryview, int], tuple[Any, int]]
 """Returns a value that begins at a position, and the position after it."""
-Encode = Callable[[Callable[[bytes], object], Any], None]
+Encode = Callable[[Callable[[bytes], object], Any], object]
 """Passes the parts of an encoded value to a function."""
 
 _FIXED = {
@@ -318,8 +317,7 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
         else:
             steps.append((None, _decoder_of(run[0], flexible)))
     by_tag = {each.tag: (each.name, _decoder_of(each, flexible)) for each in tagged}
-    defaults = [(each.name, _decoded_default(each)) for each in rest]
-    plain_rest = [default for _, default in defaults]
+    defaults = {each.name: _decoded_default(each) for each in rest}
 
     def decode(view: memoryview, at: int) -> tuple[Any, int]:
         values: list[Any] = []
@@ -330,11 +328,11 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
             else:
                 value, at = read(view, at)
                 values.append(value)
+        found = defaults
         if flexible:
-            found, at = _read_tags(view, at, by_tag)
-            if found:
-                return make([*values, *(found.get(name, value) for name, value in defaults)]), at
-        return make(values + plain_rest), at
+            tags, at = _read_tags(view, at, by_tag)
+            found = defaults | tags if tags else defaults
+        return make([*values, *found.values()]), at
 
     return decode
 
@@ -423,9 +421,10 @@ def _bytes_encoder(field: _Field) -> Encode:
 
 def _value_encoder(field: _Field, flexible: bool) -> Encode:
     if field.kind in _FIXED:
-        return _written_by(struct.Struct(">" + _FIXED[field.kind]).pack)
+        pack = struct.Struct(">" + _FIXED[field.kind]).pack
+        return lambda write, value: write(pack(value))
     if field.kind == "uuid":
-        return _written_by(operator.attrgetter("bytes"))
+        return lambda write, value: write(value.bytes)
     if field.kind in ("string", "bytes", "records"):
         return _bytes_encoder(field)
     inner = _struct_encoder(field.fields, flexible)
@@ -436,13 +435,6 @@ def _value_encoder(field: _Field, flexible: bool) -> Encode:
         write(b"\xff" if value is None else b"\1")
         if value is not None:
             inner(write, value)
-
-    return encode
-
-
-def _written_by(convert: Callable[[Any], bytes]) -> Encode:
-    def encode(write: Callable[[bytes], object], value: Any) -> None:
-        write(convert(value))
 
     return encode
 
@@ -500,14 +492,12 @@ def _write_tags(write: Callable[[bytes], object], value: Fields, tagged: list[An
     count = 0
     for tag, name, default, encode_field in tagged:
         item = value.get(name, default)
-        if item == default:
-            continue
-        inner: list[bytes] = []
-        encode_field(inner.append, item)
-        parts += [uvarint(tag), uvarint(sum(map(len, inner))), *inner]
-        count += 1
-    write(uvarint(count))
-    for part in parts:
+        if item != default:
+            inner: list[bytes] = []
+            encode_field(inner.append, item)
+            parts += [uvarint(tag), uvarint(sum(map(len, inner))), *inner]
+            count += 1
+    for part in (uvarint(count), *parts):
         write(part)
 
 

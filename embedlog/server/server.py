@@ -97,8 +97,8 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """What the name and the version of a client's software may be."""
 _SOFTWARE_SINCE = 3
 """The first version of ApiVersions that has them."""
-_FEATURES = {"transaction.version": 2}
-"""What clients ask for by features: with this one each transaction has an epoch (KIP-890)."""
+_FEATURE, _LEVEL = "transaction.version", 2
+"""What clients ask for by a feature: with this one each transaction has an epoch (KIP-890)."""
 _MINIMUM_ZERO_SINCE = 4
 """The first version of ApiVersions whose clients accept features that may be off."""
 ADVERTISED = {"Produce": 0, "SaslHandshake": 0}
@@ -346,6 +346,15 @@ def offered() -> Mapping[str, tuple[int, int]]:
     return {name: _VERSIONS.get(name) or versions(name) for name in APIS}
 
 
+def _api_keys() -> list[Fields]:
+    keys = {name: key for key, name in api_names().items()}
+    found = [
+        {"api_key": keys[api], "min_version": ADVERTISED.get(api, first), "max_version": last}
+        for api, (first, last) in offered().items()
+    ]
+    return sorted(found, key=lambda each: each["api_key"])
+
+
 class Connection:
     """One client.
 
@@ -459,8 +468,8 @@ class Connection:
                     f"a request of API {request.api or 'unknown'}, version {request.version}, "
                     f"which this server does not have, by the client {request.client_id[:50]!r}"
                 )
-            failed = {"error_code": int(ErrorCode.UNSUPPORTED_VERSION)}
-            return encode_response(request, 0, self.api_versions(None, None) | failed)
+            failed = {"error_code": int(ErrorCode.UNSUPPORTED_VERSION), "api_keys": _api_keys()}
+            return encode_response(request, 0, failed)
         if self._authentication.is_pending and request.api not in _UNAUTHENTICATED:
             raise MalformedMessageError(
                 f"a request of API {request.api} before SASL, by the client "
@@ -485,33 +494,21 @@ class Connection:
             fields = self._server.answers.failure(error)
         return [] if fields is None else encode_response(request, request.version, fields)
 
-    def api_versions(self, request: Any, caller: Caller | None) -> Fields:
+    def api_versions(self, request: Any, caller: Caller) -> Fields:
         """Answer: the APIs of the server, and their versions."""
-        if caller is not None and caller.version >= _SOFTWARE_SINCE:
+        if caller.version >= _SOFTWARE_SINCE:
             for given in (request.client_software_name, request.client_software_version):
                 if not _SOFTWARE.fullmatch(given):
                     text = f"The software of a client cannot be called {given[:50]!r}"
                     raise ApiError(ErrorCode.INVALID_REQUEST, text)
-        names = {name: key for key, name in api_names().items()}
-        keys = [
-            {"api_key": names[api], "min_version": ADVERTISED.get(api, first), "max_version": last}
-            for api, (first, last) in offered().items()
-        ]
-        answer: Fields = {
-            "api_keys": sorted(keys, key=lambda each: each["api_key"]),
+        supported = {"name": _FEATURE, "min_version": 0, "max_version": _LEVEL}
+        levels = {"min_version_level": _LEVEL, "max_version_level": _LEVEL}
+        return {
+            "api_keys": _api_keys(),
+            "supported_features": [supported] if caller.version >= _MINIMUM_ZERO_SINCE else [],
             "finalized_features_epoch": 0,
-            "finalized_features": [
-                {"name": name, "min_version_level": level, "max_version_level": level}
-                for name, level in _FEATURES.items()
-            ],
+            "finalized_features": [{"name": _FEATURE, **levels}],
         }
-        version = 0 if caller is None else caller.version
-        if version >= _MINIMUM_ZERO_SINCE:
-            answer["supported_features"] = [
-                {"name": name, "min_version": 0, "max_version": level}
-                for name, level in _FEATURES.items()
-            ]
-        return answer
 
     def _send(self, parts: list[bytes]) -> None:
         # Records are not copied; all else is small.

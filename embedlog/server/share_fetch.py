@@ -58,7 +58,6 @@ class ShareFetcher:
         deadline = monotonic() + min(max(request.max_wait_ms, 0) / 1000, LONGEST_WAIT_SECONDS)
 
         def fetched(session: WireShareSession) -> dict[Place, Fields]:
-            session.hear(request)
             fields = self._acquired(session, request, deadline)
             for place, code in session.codes.items():
                 said = {f"acknowledge_{name}": value for name, value in code.items()}
@@ -108,7 +107,6 @@ class ShareFetcher:
             raise ApiError(ErrorCode.INVALID_SHARE_SESSION_EPOCH)
 
         def acknowledged(session: WireShareSession) -> dict[Place, Fields]:
-            session.hear(request)
             session.write_letters(session.step(0))
             return session.codes
 
@@ -125,6 +123,7 @@ class ShareFetcher:
         """Return an answer in the session that a request begins, continues or ends."""
         try:
             session = self._session(request)
+            session.hear(request)
             fields = answer(session)
         except UnknownMemberIdError as error:
             self._forget(request)
