@@ -318,6 +318,7 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
             steps.append((None, _decoder_of(run[0], flexible)))
     by_tag = {each.tag: (each.name, _decoder_of(each, flexible)) for each in tagged}
     defaults = {each.name: _decoded_default(each) for each in rest}
+    plain_rest = list(defaults.values())
 
     def decode(view: memoryview, at: int) -> tuple[Any, int]:
         values: list[Any] = []
@@ -328,11 +329,11 @@ def _struct_decoder(name: str, fields: tuple[_Field, ...], flexible: bool) -> De
             else:
                 value, at = read(view, at)
                 values.append(value)
-        found = defaults
         if flexible:
-            tags, at = _read_tags(view, at, by_tag)
-            found = defaults | tags if tags else defaults
-        return make([*values, *found.values()]), at
+            found, at = _read_tags(view, at, by_tag)
+            if found:
+                return make([*values, *(defaults | found).values()]), at
+        return make(values + plain_rest), at
 
     return decode
 
@@ -497,7 +498,8 @@ def _write_tags(write: Callable[[bytes], object], value: Fields, tagged: list[An
             encode_field(inner.append, item)
             parts += [uvarint(tag), uvarint(sum(map(len, inner))), *inner]
             count += 1
-    for part in (uvarint(count), *parts):
+    write(uvarint(count))
+    for part in parts:
         write(part)
 
 

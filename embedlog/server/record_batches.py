@@ -393,9 +393,12 @@ def _written_lists(run: Sequence[Batch]) -> WireParts:
     count = 0
     for batch in run:
         times, keys, values, headers = batch.lists()
+        offsets: Sequence[int] = range(batch.base_offset, batch.next_offset)
+        if batch.has_offsets:
+            offsets = batch.offsets().to_pylist()
         base_time = base_time if count else times[0]
         last_time = max(last_time, *times)
-        for row, offset in enumerate(_offsets_of(batch).tolist()):
+        for row, offset in enumerate(offsets):
             record = bytearray(1)
             _put_varint(record, times[row] - base_time)
             _put_varint(record, offset - base)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from embedlog.consumer.open_group import open_group
-from embedlog.errors import GroupIdNotFoundError
+from embedlog.errors import GroupIdNotFoundError, raised_in_body
 from embedlog.group import Group
 from embedlog.record import ConsumerGroupMetadata, TopicPartition
 from embedlog.server.answers import (
@@ -55,7 +55,7 @@ def known_errors(api: str, version: int) -> Iterator[None]:
     except ApiError as error:
         since, older, *newer = _NEWER[api].get(error.code, (0, error.code))
         code = older if version < since else (newer or [error.code])[0]
-        raise ApiError(code, error.text) from error
+        raise ApiError(code, error.text) from raised_in_body(error)
 
 
 class TransactionAnswers:
