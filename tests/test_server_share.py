@@ -231,8 +231,8 @@ def test_a_silent_client_is_removed(log, join, monkeypatch):
 # Records
 
 
-def test_each_record_is_given_to_one_client(log, join):
-    """Also to one of a client and a program in Python (S1)."""
+def test_each_record_is_given_to_one_client(log, join, kafka_server):
+    """Also to one of a client and a program in Python (S1); no error is counted."""
     append(log, *(b"%d" % number for number in range(10)))
     first, second = join("a"), join("b")
     assert [each[0] for each in first.fetch(max_records=3)] == [0, 1, 2]
@@ -245,6 +245,7 @@ def test_each_record_is_given_to_one_client(log, join):
         assert [count for _, count, _ in second.fetch((5, 5, ACCEPT), (8, 9, ACCEPT))] == []
         assert consumer.poll() == []
     assert lag(log) == 0
+    assert not [key for key in kafka_server.metrics() if ".errors." in key]
 
 
 def test_confluent_kafkas_consumer_shares_a_group_with_python(log, kafka_server):

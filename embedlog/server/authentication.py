@@ -85,9 +85,10 @@ class Authentication:
         binding, other, text = message.decode().split(",", 2)
         # Channel binding is not offered, and Kafka's extension for tokens is not known.
         _check(binding in ("n", "y"))
-        fields = _fields(text)
+        fields = dict(each.split("=", 1) for each in text.split(","))
+        _check({"n", "r"} <= fields.keys() and not fields.keys() & {"m", "tokenauth"})
+        _check(other in ("", f"a={fields['n']}"))
         name = fields["n"].replace("=2C", ",").replace("=3D", "=")
-        _check(other in ("", f"a={fields['n']}") and not fields.keys() & {"m", "tokenauth"})
         salt, nonce = secrets.token_bytes(24), fields["r"] + secrets.token_urlsafe(24)
         answer = f"r={nonce},s={b64encode(salt).decode()},i={_ITERATIONS}"
         head = b64encode(f"{binding},{other},".encode()).decode()
@@ -116,9 +117,3 @@ class Authentication:
 def _check(holds: bool) -> None:
     if not holds:
         raise ValueError
-
-
-def _fields(text: str) -> dict[str, str]:
-    fields = dict(each.split("=", 1) for each in text.split(","))
-    _check({"n", "r"} <= fields.keys())
-    return fields

@@ -255,7 +255,7 @@ class KafkaServer:
                 connected.close()
                 continue
             thread = threading.Thread(
-                target=self._serve, args=(connection,), name="embedlog-server-client", daemon=True
+                target=connection.run, name="embedlog-server-client", daemon=True
             )
             with self._lock:
                 if self._closed:
@@ -285,12 +285,6 @@ class KafkaServer:
         if not may_use(uid, self._log.path):
             return f"user {uid} does not own {self._log.path}"
         return None
-
-    def _serve(self, connection: Connection) -> None:
-        try:
-            connection.run()
-        finally:
-            self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
         connection.close()
@@ -421,6 +415,8 @@ class Connection:
         except (MalformedMessageError, EmbedlogError, ApiError, OSError) as error:
             if not self._server._closed:
                 _logger.warning("Closed the connection of %s: %s", self._peer, error)
+        finally:
+            self._server._forget(self)
 
     def _answer_next(self) -> bool:
         """Answer the next request; False at the end of the connection."""

@@ -92,7 +92,7 @@ class ShareFetcher:
                 break
         error = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The group has not begun there")
         if limit:
-            failed |= dict.fromkeys(outcome.missing, self._fetcher.answers.failure(error))
+            failed |= {key: self._fetcher.answers.failure(error) for key in outcome.missing}
         errors |= {session.places[key]: each for key, each in failed.items()}
         fields = {place: _NOTHING | each for place, each in errors.items()}
         return fields | {session.places[key]: each for key, each in found.items()}

@@ -241,7 +241,7 @@ class TransactionCoordinator:
         with self._of(name, asked) as producer:
             self._begin(producer)
             for partition in partitions:
-                producer.add_partition(partition)
+                producer.partitions.setdefault(partition)
 
     def add_group(self, name: str, asked: Identity, group: str) -> None:
         """Have a transaction commit offsets of a group.

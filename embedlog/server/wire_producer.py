@@ -32,15 +32,6 @@ Identity = tuple[int, int]
 """The id and the epoch of a producer."""
 
 
-class _StagedRecords:
-    """What a transaction has written to a partition."""
-
-    def __init__(self) -> None:
-        self.end: int | None = None
-        """The end of the partition when the first batch came."""
-        self.count = 0
-
-
 class WireProducer:
     """A producer; all is guarded by its lock."""
 
@@ -91,7 +82,8 @@ class WireProducer:
     def ends(self, state: str) -> None:
         """End the transaction, with this outcome."""
         self.state, self.deadline, self.began_ms, self.is_lost = state, FOREVER, -1, False
-        self.partitions: dict[TopicPartition, _StagedRecords] = {}
+        self.partitions: dict[TopicPartition, tuple[int, int] | None] = {}
+        """The end of each partition when its first batch came, and how many records it has got."""
         self.groups: set[str] = set()
         self.pending: Mapping[str, frozenset[TopicPartition]] = {}
         """The offsets that the transaction commits, by group; it is replaced, never changed."""
@@ -143,10 +135,6 @@ class WireProducer:
 
     # What a transaction has
 
-    def add_partition(self, partition: TopicPartition) -> _StagedRecords:
-        """Add a partition to the transaction, unless it has it."""
-        return self.partitions.setdefault(partition, _StagedRecords())
-
     def stage(self, log: PartitionLog, batch: EncodedBatch, sequence: int) -> int:
         """Add a batch to the transaction, unless it has it.
 
@@ -173,12 +161,10 @@ class WireProducer:
             return repeated.base_offset
         validation.check(log, [batch])
         self.begun.stage(log, batch, None)
-        staged = self.add_partition(TopicPartition(log.topic, log.partition))
-        end = log.tail().log_end_offset
-        if staged.end is None:
-            staged.end = end
-        offset = end + staged.count if staged.end == end else -1
-        staged.count += count
+        partition, end = TopicPartition(log.topic, log.partition), log.tail().log_end_offset
+        first_end, staged = self.partitions.get(partition) or (end, 0)
+        offset = end + staged if first_end == end else -1
+        self.partitions[partition] = first_end, staged + count
         sent = sequence, producer_state.after(sequence, count - 1), offset, offset + count
         self.sequences[log.key] = producer_state.note(state, epoch, sent, 0)
         return offset
