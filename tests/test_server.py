@@ -826,6 +826,26 @@ def test_the_command_serves_until_a_signal(tmp_path, number, code):
         assert len(list(log.topic("orders"))) == 1
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_command_creates_no_topics_by_itself_if_told_so(tmp_path, workers):
+    """Neither for who asks for one, nor for who writes to it; clients may create it."""
+    command = [sys.executable, "-m", "embedlog", "serve", str(tmp_path / "log"), "--json"]
+    command += ["--listen", "127.0.0.1:0", "--workers", workers, "--no-auto-create-topics"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        addresses = json.loads(process.stdout.readline())["bootstrap_servers"].split(",")
+        for address in addresses:
+            with WireClient(address) as client:
+                unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                asked = {"topics": [{"name": "orders"}], "allow_auto_topic_creation": True}
+                assert client.ask("Metadata", 9, **asked).topics[0].error_code == unknown
+                assert produce(client, "orders", batch_of()).error_code == unknown
+        with WireClient(addresses[0]) as client:
+            answer = client.ask("CreateTopics", 7, topics=[{"name": "orders", **_NUMBERS}])
+            assert answer.topics[0].error_code == 0
+            assert produce(client, "orders", batch_of()).error_code == 0
+        process.terminate()
+
+
 def test_a_log_that_is_read_only(embedlog_log):
     """Everything that would change it is refused; offsets and records can be read."""
     embedlog_log.create_topic("orders")

@@ -37,7 +37,7 @@ examples:
   kcat -b 127.0.0.1:9092 -C -t orders -e
 """
 _OPTIONS = (
-    *("root", "must_exist", "listen", "read_only"),
+    *("root", "must_exist", "listen", "read_only", "no_auto_create_topics"),
     *("users", "cert", "key", "insecure"),
 )
 """What workers need of the arguments."""
@@ -54,6 +54,8 @@ def serve_options(command: CommandParser) -> None:
     about = "how many processes serve, each at the next port; by default 1"
     add_option(command, "--workers", "N", about, type=types.workers, default=1)
     add_flag(command, "--read-only", "refuse everything that would change the log")
+    about = "do not create a missing topic when a client asks for it, or writes to it"
+    add_flag(command, "--no-auto-create-topics", about)
     about = "clients must authenticate by SASL as one of these users: lines of NAME:PASSWORD"
     add_option(command, "--users", "FILE", about)
     about = "encrypt all connections, with the certificate of this file, in PEM"
@@ -91,7 +93,8 @@ def served(args: argparse.Namespace, worker: Worker | None = None) -> Iterator[K
     if args.read_only:
         log = embedlog.open(existing(args), mode="r")
     else:
-        log = embedlog.open(root_of(args), must_exist=args.must_exist)
+        creates = not args.no_auto_create_topics
+        log = embedlog.open(root_of(args), must_exist=args.must_exist, auto_create_topics=creates)
     options = {"insecure": args.insecure, "users": args.users, "ssl_context": context}
     with log, KafkaServer(log, *args.listen, worker=worker, **options) as server:
         yield server

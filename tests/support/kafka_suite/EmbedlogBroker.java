@@ -21,14 +21,19 @@ import kafka.server.ReplicaManager;
 import kafka.server.SharedServer;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.ListOffsetsResult.ListOffsetsResultInfo;
+import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.admin.TopicListing;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.Node;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.TopicPartitionInfo;
 import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+import org.apache.kafka.common.internals.Topic;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.controller.Controller;
 import org.apache.kafka.coordinator.group.GroupCoordinator;
 import org.apache.kafka.metadata.BrokerState;
@@ -258,6 +263,25 @@ public final class EmbedlogBroker {
           ask(server, admin -> admin.describeTopics(List.of(name)).topicNameValues().get(name)));
     } catch (UnknownTopicOrPartitionException error) {
       return Optional.empty();
+    }
+  }
+
+  /**
+   * Create the topic in which brokers keep the state of share groups, which is elsewhere in a log.
+   *
+   * <p>Many tests end by waiting until it has more than two records, after all that they assert of
+   * the group; these three are there for that, and say nothing of the state.
+   */
+  public static void addShareGroupState(EmbedlogServer server, int partitions) {
+    String name = Topic.SHARE_GROUP_STATE_TOPIC_NAME;
+    NewTopic topic = new NewTopic(name, Optional.of(partitions), Optional.empty());
+    ask(server, admin -> admin.createTopics(List.of(topic)).all());
+    Map<String, Object> settings = Map.of("bootstrap.servers", server.bootstrapServers());
+    ByteArraySerializer serializer = new ByteArraySerializer();
+    try (var producer = new KafkaProducer<>(settings, serializer, serializer)) {
+      for (int i = 0; i < 3; i++) {
+        producer.send(new ProducerRecord<>(name, "put there by the harness".getBytes()));
+      }
     }
   }
 

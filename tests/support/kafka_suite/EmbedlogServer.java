@@ -20,6 +20,12 @@ public class EmbedlogServer {
   private Process process;
   private Path directory;
   private int port;
+  private boolean createsTopics = true;
+
+  /** Have it not create topics that clients ask for. */
+  public void disableTopicCreation() {
+    createsTopics = false;
+  }
 
   /** Start it, again with the same log at the same port; return once it accepts connections. */
   public void start() {
@@ -34,6 +40,9 @@ public class EmbedlogServer {
       command.add(directory.resolve("log").toString());
       command.add("--listen");
       command.add(bootstrapServers());
+      if (!createsTopics) {
+        command.add("--no-auto-create-topics");
+      }
       File output = new File(System.getenv("SERVER_OUTPUT"));
       process =
           new ProcessBuilder(command)

@@ -11,6 +11,7 @@ import java.util.Properties;
 import java.util.stream.Collectors;
 import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
+import kafka.server.KafkaConfig;
 import kafka.server.QuorumTestHarness;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.GroupProtocol;
@@ -45,6 +46,9 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
   @Override
   public void setUp(TestInfo testInfo) {
     displayName = testInfo.getDisplayName();
+    if (!generateConfigs().head().autoCreateTopicsEnable()) {
+      server.disableTopicCreation();
+    }
     server.start();
     brokers.append(EmbedlogBroker.of(server, Map.of(), 1));
   }
@@ -64,6 +68,9 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     }
     return Option.empty();
   }
+
+  /** Return what each broker would be given. */
+  public abstract scala.collection.Seq<KafkaConfig> generateConfigs();
 
   public Buffer<KafkaBroker> brokers() {
     return brokers;
@@ -123,6 +130,10 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
   }
 
   public Option<Properties> clientSaslProperties() {
+    return Option.empty();
+  }
+
+  public Option<Properties> serverSaslProperties() {
     return Option.empty();
   }
 

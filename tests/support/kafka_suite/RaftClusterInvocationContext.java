@@ -74,6 +74,8 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
   private static final class Server implements ClusterInstance {
     private static final int CONTROLLER = 3000;
+    private static final String SHARE_STATE_PARTITIONS =
+        "share.coordinator.state.topic.num.partitions";
 
     private final ClusterConfig config;
     private final EmbedlogServer server = new EmbedlogServer();
@@ -153,7 +155,14 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         return;
       }
       isStarted = true;
+      if ("false".equals(config.serverProperties().get("auto.create.topics.enable"))) {
+        server.disableTopicCreation();
+      }
       server.start();
+      String partitions = config.serverProperties().get(SHARE_STATE_PARTITIONS);
+      if (partitions != null) {
+        EmbedlogBroker.addShareGroupState(server, Integer.parseInt(partitions));
+      }
     }
 
     @Override
