@@ -7,12 +7,10 @@ code does not say; tests/test_docs.py checks that each of them is complete.
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import os
 import pydoc
 import re
-import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,6 +26,7 @@ from embedlog.config import (
     ShareGroupConfig,
     TopicConfig,
 )
+from embedlog.config.documentation import field_docstrings
 from embedlog.config.settings import Settings
 from embedlog.metrics import GROUPS
 
@@ -289,19 +288,6 @@ def shown(name: str, value: Any) -> str:
         if isinstance(value, int) and value >= size and value % size == 0:
             return f"`{value}` ({value // size}\N{NO-BREAK SPACE}{word})"
     return f"`{value}`"
-
-
-@cache
-def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the strings below the fields of a class, by the name of the field."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docstrings = {}
-    for statement, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            assert isinstance(statement.target, ast.Name)
-            docstrings[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
-    return docstrings
 
 
 # Errors

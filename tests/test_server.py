@@ -341,6 +341,23 @@ def test_what_cannot_be_appended_has_kafkas_codes(embedlog_log, client):
     assert list(embedlog_log.topic("orders")) == list(embedlog_log.topic("compacted")) == []
 
 
+def test_each_record_with_an_invalid_timestamp_has_an_error(embedlog_log, embedlog_clock, client):
+    """The others of its batch have none, and nothing of the batch is in the log."""
+    now, hour = embedlog_clock.now_ms, 3_600_000
+    for setting, bad in (("before", now - 2 * hour), ("after", now + 2 * hour)):
+        topic = f"orders-{setting}"
+        embedlog_log.create_topic(topic, config={f"message.timestamp.{setting}.max.ms": hour})
+        times = now, bad, now, bad
+        refused = produce(client, topic, produced([(b"k", b"v", time, []) for time in times]))
+        assert refused.error_code == ErrorCode.INVALID_TIMESTAMP
+        assert refused.error_message == (
+            "One or more records have been rejected due to invalid timestamp"
+        )
+        assert [each.batch_index for each in refused.record_errors] == [1, 3]
+        assert all(str(bad) in each.batch_index_error_message for each in refused.record_errors)
+        assert list(embedlog_log.topic(topic)) == []
+
+
 def test_sequence_numbers_are_checked(embedlog_log, client):
     """A batch that is sent again has its first offset, and one that skips numbers is refused."""
     embedlog_log.create_topic("orders")
@@ -440,12 +457,23 @@ def test_compacted_records_keep_their_offsets(embedlog_log, client):
     assert [each.offset for each in offsets_of(fetch(client, "orders", 0))] == kept
 
 
-def test_settings_have_no_documentation(embedlog_log, client):
-    """Not even an empty one: Java's admin client takes null for none."""
+@pytest.mark.parametrize(("kind", "name"), [(2, "orders"), (4, "0"), (32, "workers")])
+def test_settings_have_documentation_for_who_asks(embedlog_log, client, kind, name):
+    """For others not even an empty one: Java's admin client takes null for none."""
     embedlog_log.create_topic("orders")
-    resources = [{"resource_type": 2, "resource_name": "orders", "configuration_keys": None}]
-    (described,) = client.ask("DescribeConfigs", 4, resources=resources).results
-    assert {each.documentation for each in described.configs} == {None}
+    resources = [{"resource_type": kind, "resource_name": name, "configuration_keys": None}]
+    for asks in (False, True):
+        fields = {"resources": resources, "include_documentation": asks}
+        (described,) = client.ask("DescribeConfigs", 4, **fields).results
+        assert described.configs
+        assert {each.documentation is not None for each in described.configs} == {asks}
+    meanings = {each.name: each.documentation for each in described.configs}
+    name, begins = {
+        2: ("cleanup.policy", "delete, compact or compact,delete."),
+        4: ("producer.id.expiration.check.interval.ms", "The interval of the check for producers"),
+        32: ("errors.deadletterqueue.topic.name", "The topic of the records that the group gave"),
+    }[kind]
+    assert meanings[name].startswith(begins)
 
 
 def test_topics_are_described_by_id(embedlog_log, client):
@@ -528,6 +556,46 @@ def test_what_no_broker_accepts_has_its_code(embedlog_log, client):
         for api in ("AlterConfigs", "IncrementalAlterConfigs"):
             assert codes(client.ask(api, 1, resources=[resource])) == invalid, (api, kind, name)
     assert "new" not in embedlog_log.topics()
+
+
+def test_what_tools_print_of_refused_changes_has_kafkas_words(embedlog_log, client):
+    embedlog_log.create_topic("orders")
+    topic = {"name": "new", "num_partitions": 1, "replication_factor": 1}
+    null = [{"name": name, "value": None} for name in ("retention.ms", "segment.ms")]
+    for changed, text in (
+        ({"name": "orders"}, "Topic 'orders' already exists."),
+        ({"configs": null}, "Null value not supported for topic configs: retention.ms,segment.ms"),
+    ):
+        (refused,) = client.ask("CreateTopics", 7, topics=[{**topic, **changed}]).topics
+        assert (refused.error_message, "new" in embedlog_log.topics()) == (text, False)
+
+    def altered(*changes: tuple[int, str, str | None]) -> tuple[int, str | None]:
+        configs = [{"name": n, "value": v, "config_operation": kind} for kind, n, v in changes]
+        resource = {"resource_type": 2, "resource_name": "orders", "configs": configs}
+        (answer,) = client.ask("IncrementalAlterConfigs", 1, resources=[resource]).responses
+        return answer.error_code, answer.error_message
+
+    before = embedlog_log.topic("orders").config
+    twice = (0, "retention.ms", "5"), (0, "retention.ms", "6")
+    null = "Null value not supported for : retention.ms"
+    not_a_list = "to key compression.type because its type is not LIST."
+    for changes, code, text in (
+        (twice, ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys"),
+        ([(0, "retention.ms", None)], ErrorCode.INVALID_REQUEST, null),
+        ([(2, "compression.type", "lz4")], ErrorCode.INVALID_CONFIG, f"Can't APPEND {not_a_list}"),
+        ([(3, "compression.type", "x")], ErrorCode.INVALID_CONFIG, f"Can't SUBTRACT {not_a_list}"),
+    ):
+        assert altered(*changes) == (code, text)
+    assert embedlog_log.topic("orders").config == before
+    for name, value in (("retention.min.consumed", "billing"), ("cleanup.policy", "compact")):
+        assert altered((2, name, value)) == (0, None), name
+
+
+def test_a_directory_has_the_space_of_its_disk(embedlog_log, client):
+    (described,) = client.ask("DescribeLogDirs", 4, topics=None).results
+    disk = shutil.disk_usage(embedlog_log.path)
+    assert described.total_bytes == disk.total
+    assert described.usable_bytes == pytest.approx(disk.free, rel=0.1)
 
 
 def test_a_page_of_topics_ends_where_the_limit_is_reached(embedlog_log, client):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from embedlog.batch.add_headers import (
     add_headers,
     placed,
+    rows_outside,
     rows_without_key,
     to_encoded,
     trimmed,
@@ -78,6 +79,7 @@ __all__ = [
     "offset_range",
     "parse",
     "placed",
+    "rows_outside",
     "rows_without_key",
     "schema",
     "to_encoded",

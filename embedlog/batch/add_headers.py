@@ -86,6 +86,11 @@ def rows_without_key(encoded: EncodedBatch) -> list[int]:
     return [row for row, is_null in enumerate(keys.is_null().to_pylist()) if is_null]
 
 
+def rows_outside(encoded: EncodedBatch, first: int, last: int) -> list[int]:
+    """Return the rows whose timestamps are not within two times; slow, for an error."""
+    return [row for row, time in enumerate(to_batch(encoded).times()) if not first <= time <= last]
+
+
 def decoded(encoded: EncodedBatch) -> Any:
     """Return the columns as an Arrow record batch."""
     return to_batch(encoded).columns(verify=False)

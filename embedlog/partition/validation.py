@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
@@ -213,10 +214,12 @@ def check(log: PartitionLog, encoded: Sequence[EncodedBatch], *, offsets: bool =
             oldest = now_ms - config.message_timestamp_before_max_ms
             newest = now_ms + config.message_timestamp_after_max_ms
             if batch.min_timestamp < oldest or batch.max_timestamp > newest:
+                rows = _rows(encoded, partial(batches.rows_outside, first=oldest, last=newest))
                 raise InvalidTimestampError(
                     f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
                     f"{oldest} to {newest}",
                     **log.where,
+                    indices=rows,
                     todo="See message.timestamp.before.max.ms and .after.max.ms.",
                 )
     if log.rules.requires_keys and any(batch.null_keys for batch in encoded):
@@ -224,13 +227,8 @@ def check(log: PartitionLog, encoded: Sequence[EncodedBatch], *, offsets: bool =
 
 
 def _keys_missing(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
-    """Return the error that names the records without a key, counted over all batches."""
-    firsts = accumulate((batch.count for batch in encoded), initial=0)
-    rows = [
-        first + row
-        for first, batch in zip(firsts, encoded, strict=False)
-        for row in batches.rows_without_key(batch)
-    ]
+    """Return the error that names the records without a key."""
+    rows = _rows(encoded, batches.rows_without_key)
     return InvalidRecordError(
         f"Records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
         "and the topic keeps the last record of each key",
@@ -238,6 +236,16 @@ def _keys_missing(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> Invalid
         indices=rows,
         todo="Give them keys.",
     )
+
+
+def _rows(
+    encoded: Sequence[EncodedBatch], rows_of: Callable[[EncodedBatch], list[int]]
+) -> list[int]:
+    """Return the rows that a function returns for each batch, counted over all batches."""
+    firsts = accumulate((batch.count for batch in encoded), initial=0)
+    return [
+        first + row for first, batch in zip(firsts, encoded, strict=False) for row in rows_of(batch)
+    ]
 
 
 def warn_if_overdue(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> None:

@@ -16,6 +16,7 @@ from uuid import UUID
 from embedlog.api import Log
 from embedlog.catalog import INTERNAL, TopicInfo, epochs
 from embedlog.config import MaintenanceConfig, ShareGroupConfig, TopicConfig
+from embedlog.config.documentation import field_docstrings
 from embedlog.config.settings import Settings
 from embedlog.config.values import setting_text
 from embedlog.consumer.open_group import open_group
@@ -27,6 +28,7 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     InvalidTopicError,
+    TopicAlreadyExistsError,
 )
 from embedlog.groups.membership import CLASSIC, CONSUMER, MODERN, SHARE, has_modern_members
 from embedlog.keyspace import GROUP_CONFIGS
@@ -51,7 +53,8 @@ _INTS = frozenset(
     | {"num.partitions", "segment.bytes", "segment.index.bytes", "share.delivery.count.limit"}
     | {"share.partition.max.record.locks", "share.record.lock.duration.ms"}
 )
-_TYPES_BY_NAME = {"cleanup.policy": 7, **dict.fromkeys(_INTS, 3)}
+_LISTS = frozenset({"cleanup.policy", "retention.min.consumed", "statistics.columns"})
+_TYPES_BY_NAME = dict.fromkeys(_LISTS, 7) | dict.fromkeys(_INTS, 3)
 """Where a value of Python does not tell: lists, and what has 32 bits in Kafka."""
 _OF_TOPIC, _OF_BROKER, _DEFAULT, _OF_GROUP = 1, 4, 5, 8
 """Kafka's numbers for where the value of a setting is from."""
@@ -61,6 +64,7 @@ _SPECS_SINCE = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
 """The first version of ListOffsets that has each of Kafka's numbers for offsets to look up."""
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
+_ON_LISTS = _OPERATIONS[2:]
 
 
 MODERN_STATES = {"PreparingRebalance": "Assigning", "CompletingRebalance": "Reconciling"}
@@ -307,14 +311,19 @@ class Answers:
                 text = "A topic is there once, with either an assignment or numbers"
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
             settings = {each.name: each.value for each in topic.configs or ()}
-            if None in settings.values():
-                raise ApiError(ErrorCode.INVALID_CONFIG, "The value of a setting is null")
-            count = self.service.create_topic(
-                *(topic.name, topic.num_partitions, settings),
-                replication_factor=topic.replication_factor,
-                replicas=_in_order(assigned),
-                validate_only=request.validate_only,
-            )
+            if nulls := [name for name, value in settings.items() if value is None]:
+                text = f"Null value not supported for topic configs: {','.join(nulls)}"
+                raise ApiError(ErrorCode.INVALID_CONFIG, text)
+            try:
+                count = self.service.create_topic(
+                    *(topic.name, topic.num_partitions, settings),
+                    replication_factor=topic.replication_factor,
+                    replicas=_in_order(assigned),
+                    validate_only=request.validate_only,
+                )
+            except TopicAlreadyExistsError as error:
+                text = f"Topic '{topic.name}' already exists."
+                raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, text) from error
             if request.validate_only:
                 copies = topic.replication_factor if self.log.root.replicated else 1
                 return {"num_partitions": count, "replication_factor": copies}
@@ -459,8 +468,12 @@ class Answers:
                 size = self.log.root.partition(*partition).size_bytes()
                 lag = 0 if caller.node in isr else -1
                 copies.append((partition, {"partition_size": size, "offset_lag": lag}))
-        path = self._broker(caller.node).path
-        return {"results": [{"log_dir": path, "topics": by_topic(copies)}]}
+        path, root = self._broker(caller.node).path, self.log.root
+        files = root.context.files
+        if isinstance(root, ReplicatedRoot):
+            files = root.controller.directories[caller.node].files
+        space = {"total_bytes": files.total_bytes(), "usable_bytes": files.free_bytes()}
+        return {"results": [{"log_dir": path, "topics": by_topic(copies), **space}]}
 
     # Records
 
@@ -521,15 +534,22 @@ class Answers:
         def describe(resource: Any) -> Fields:
             kind = resource.resource_type
             if kind in _SOURCES:
-                config = self._config_of(resource)
+                config: Any = self._config_of(resource)
                 values, defaults = config.to_dict(), type(config)().to_dict()
             else:
                 values, defaults = self._settings_of_broker(resource), None
+                config = MaintenanceConfig()
             keys = resource.configuration_keys
             if keys is not None:
                 values = {name: value for name, value in values.items() if name in keys}
             source = _SOURCES.get(kind, _OF_BROKER)
-            return {"configs": _entries(values, defaults, source, request.include_synonyms)}
+            entries = _entries(values, defaults, source, request.include_synonyms)
+            if request.include_documentation:
+                meanings = field_docstrings(config.__class__)
+                for entry in entries:
+                    meaning = meanings.get(entry["name"].replace(".", "_"), "")
+                    entry["documentation"] = " ".join(meaning.replace("`", "").split())
+            return {"configs": entries}
 
         names = "resource_type", "resource_name"
         return {"results": self.each(request.resources, names, describe)}
@@ -586,6 +606,9 @@ class Answers:
                 operation = _OPERATIONS[each.config_operation]
                 if operation == "DELETE" and each.name not in known:
                     continue  # It has no value, as asked.
+                if operation in _ON_LISTS and each.name in known.keys() - _LISTS:
+                    text = f"Can't {operation} to key {each.name} because its type is not LIST."
+                    raise ApiError(ErrorCode.INVALID_CONFIG, text)
                 value = None if operation == "DELETE" else _given(each)
                 changed[each.name] = changed_setting(config, each.name, operation, value)
             return changed
@@ -612,7 +635,7 @@ class Answers:
                 raise _no_settings()
             settings = [each.name for each in resource.configs or ()]
             if not name or len(settings) > len(set(settings)):
-                text = "Name the topic or group, and each setting once"
+                text = "Error due to duplicate config keys" if name else "Name the topic or group"
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
             config = self._config_of(resource)
             changes = changes_of(config, resource.configs or ())
@@ -814,7 +837,8 @@ def _given(entry: Any) -> Any:
         ApiError: It is null.
     """
     if entry.value is None:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"The value of {entry.name} is null")
+        text = f"Null value not supported for : {entry.name}"
+        raise ApiError(ErrorCode.INVALID_REQUEST, text)
     return entry.value
 
 

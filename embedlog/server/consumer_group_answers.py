@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from embedlog.errors import GroupIdNotFoundError
 from embedlog.groups.membership import MODERN, MemberInfo, MemberSession, has_modern_members
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
@@ -107,7 +106,7 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
         group = self._members.group(name)
         snapshot, (document, sessions) = group.snapshot(), stored(group)
         if not has_modern_members(snapshot.members):
-            raise GroupIdNotFoundError("No member has the protocol of KIP-848", group=name)
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} is not a consumer group.")
         owned: dict[str, list[TopicPartition]] = {}
         for partition, member in snapshot.owners.items():
             owned.setdefault(member, []).append(partition)

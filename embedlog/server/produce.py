@@ -7,7 +7,7 @@ from typing import Any
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import refuse_internal
 from embedlog.config.values import compression
-from embedlog.errors import InvalidRecordError
+from embedlog.errors import InvalidRecordError, InvalidTimestampError
 from embedlog.partition import PartitionLog
 from embedlog.server.answers import Answers, Caller, Fields
 from embedlog.server.error_codes import ApiError, ErrorCode
@@ -18,6 +18,8 @@ from embedlog.server.transaction_coordinator import TransactionCoordinator
 
 _ZSTD_SINCE = 7
 """The first version of produce requests in which clients may use zstd."""
+_INVALID_TIMESTAMP = "One or more records have been rejected due to invalid timestamp"
+"""Kafka's words; the errors of the records say which timestamps are valid."""
 
 
 class Producers:
@@ -78,7 +80,10 @@ class Producers:
             rows = getattr(error, "indices", None) or ()
             text = str(error)
             errors = [{"batch_index": row, "batch_index_error_message": text} for row in rows]
-            return {**self._answers.failure(error), "record_errors": errors}
+            outcome = {**self._answers.failure(error), "record_errors": errors}
+            if isinstance(error, InvalidTimestampError):
+                outcome["error_message"] = _INVALID_TIMESTAMP
+            return outcome
         tail = log.tail()
         if receipt.timestamp is None and not receipt.duplicate and log.schema is None:
             self._cache.put(log, receipt.base_offset, tail.leader_epoch, batch)

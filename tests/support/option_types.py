@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -21,12 +20,11 @@ from embedlog.config import (
     ShareConsumerConfig,
     TopicConfig,
 )
+from embedlog.config.documentation import field_docstrings
 from embedlog.config.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 FILE = Path(config.__file__).with_name("options.py")
 """Of the package that is imported: `make wheel` tests an installed one."""
-field_docstrings = runpy.run_path(str(ROOT / "docs" / "_generate.py"))["field_docstrings"]
 
 CONFIGS = {
     ProducerConfig: "ProducerOptions",
