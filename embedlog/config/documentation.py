@@ -24,3 +24,11 @@ def field_docstrings(cls: type) -> dict[str, str]:
                 assert isinstance(field.target, ast.Name)
                 docstrings[field.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
     return docstrings
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Return what the settings of a config mean, in a line each, by their dotted names."""
+    return {
+        name.replace("_", "."): " ".join(text.replace("`", "").split())
+        for name, text in field_docstrings(cls).items()
+    }

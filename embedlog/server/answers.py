@@ -16,7 +16,7 @@ from uuid import UUID
 from embedlog.api import Log
 from embedlog.catalog import INTERNAL, TopicInfo, epochs
 from embedlog.config import MaintenanceConfig, ShareGroupConfig, TopicConfig
-from embedlog.config.documentation import field_docstrings
+from embedlog.config.documentation import meanings
 from embedlog.config.settings import Settings
 from embedlog.config.values import setting_text
 from embedlog.consumer.open_group import open_group
@@ -28,7 +28,6 @@ from embedlog.errors import (
     InvalidReplicationAssignmentError,
     InvalidReplicationFactorError,
     InvalidTopicError,
-    TopicAlreadyExistsError,
 )
 from embedlog.groups.membership import CLASSIC, CONSUMER, MODERN, SHARE, has_modern_members
 from embedlog.keyspace import GROUP_CONFIGS
@@ -64,7 +63,6 @@ _SPECS_SINCE = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
 """The first version of ListOffsets that has each of Kafka's numbers for offsets to look up."""
 _OPERATIONS = ("SET", "DELETE", "APPEND", "SUBTRACT")
 """By their numbers in IncrementalAlterConfigs."""
-_ON_LISTS = _OPERATIONS[2:]
 
 
 MODERN_STATES = {"PreparingRebalance": "Assigning", "CompletingRebalance": "Reconciling"}
@@ -314,16 +312,15 @@ class Answers:
             if nulls := [name for name, value in settings.items() if value is None]:
                 text = f"Null value not supported for topic configs: {','.join(nulls)}"
                 raise ApiError(ErrorCode.INVALID_CONFIG, text)
-            try:
-                count = self.service.create_topic(
-                    *(topic.name, topic.num_partitions, settings),
-                    replication_factor=topic.replication_factor,
-                    replicas=_in_order(assigned),
-                    validate_only=request.validate_only,
-                )
-            except TopicAlreadyExistsError as error:
+            if topic.name in self.log.root.topics():
                 text = f"Topic '{topic.name}' already exists."
-                raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, text) from error
+                raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, text)
+            count = self.service.create_topic(
+                *(topic.name, topic.num_partitions, settings),
+                replication_factor=topic.replication_factor,
+                replicas=_in_order(assigned),
+                validate_only=request.validate_only,
+            )
             if request.validate_only:
                 copies = topic.replication_factor if self.log.root.replicated else 1
                 return {"num_partitions": count, "replication_factor": copies}
@@ -534,7 +531,7 @@ class Answers:
         def describe(resource: Any) -> Fields:
             kind = resource.resource_type
             if kind in _SOURCES:
-                config: Any = self._config_of(resource)
+                config: Settings = self._config_of(resource)
                 values, defaults = config.to_dict(), type(config)().to_dict()
             else:
                 values, defaults = self._settings_of_broker(resource), None
@@ -543,12 +540,8 @@ class Answers:
             if keys is not None:
                 values = {name: value for name, value in values.items() if name in keys}
             source = _SOURCES.get(kind, _OF_BROKER)
-            entries = _entries(values, defaults, source, request.include_synonyms)
-            if request.include_documentation:
-                meanings = field_docstrings(config.__class__)
-                for entry in entries:
-                    meaning = meanings.get(entry["name"].replace(".", "_"), "")
-                    entry["documentation"] = " ".join(meaning.replace("`", "").split())
+            texts = meanings(type(config)) if request.include_documentation else None
+            entries = _entries(values, defaults, source, request.include_synonyms, texts)
             return {"configs": entries}
 
         names = "resource_type", "resource_name"
@@ -606,7 +599,7 @@ class Answers:
                 operation = _OPERATIONS[each.config_operation]
                 if operation == "DELETE" and each.name not in known:
                     continue  # It has no value, as asked.
-                if operation in _ON_LISTS and each.name in known.keys() - _LISTS:
+                if operation in _OPERATIONS[2:] and each.name in known.keys() - _LISTS:
                     text = f"Can't {operation} to key {each.name} because its type is not LIST."
                     raise ApiError(ErrorCode.INVALID_CONFIG, text)
                 value = None if operation == "DELETE" else _given(each)
@@ -921,8 +914,12 @@ def _entries(
     defaults: dict[str, Any] | None,
     changed: int = _OF_TOPIC,
     synonyms: bool = False,
+    texts: Mapping[str, str] | None = None,
 ) -> list[Fields]:
-    """Return settings as DescribeConfigs has them; those without defaults are of a broker."""
+    """Return settings as DescribeConfigs has them; those without defaults are of a broker.
+
+    ``texts`` is what they mean, if who asks wants to know.
+    """
     entries = []
     for name, value in values.items():
         is_default = defaults is not None and value == defaults[name]
@@ -933,7 +930,7 @@ def _entries(
             "read_only": defaults is None,
             "config_source": source,
             "config_type": _TYPES_BY_NAME.get(name, _TYPES[type(value)]),
-            "documentation": None,
+            "documentation": None if texts is None else texts.get(name, ""),
         }
         if synonyms:
             found = {source: value}
