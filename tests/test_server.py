@@ -341,14 +341,18 @@ def test_what_cannot_be_appended_has_kafkas_codes(embedlog_log, client):
     assert list(embedlog_log.topic("orders")) == list(embedlog_log.topic("compacted")) == []
 
 
-def test_each_record_with_an_invalid_timestamp_has_an_error(embedlog_log, embedlog_clock, client):
+@pytest.mark.parametrize("schema", [None, pa.schema([("seats", pa.int32())])])
+def test_each_record_with_an_invalid_timestamp_has_an_error(
+    embedlog_log, embedlog_clock, client, schema
+):
     """The others of its batch have none, and nothing of the batch is in the log."""
     now, hour = embedlog_clock.now_ms, 3_600_000
     for setting, bad in (("before", now - 2 * hour), ("after", now + 2 * hour)):
         topic = f"orders-{setting}"
-        embedlog_log.create_topic(topic, config={f"message.timestamp.{setting}.max.ms": hour})
-        times = now, bad, now, bad
-        refused = produce(client, topic, produced([(b"k", b"v", time, []) for time in times]))
+        config = {f"message.timestamp.{setting}.max.ms": hour}
+        embedlog_log.create_topic(topic, config=config, schema=schema)
+        records = [(None, b'{"seats": 1}', time, []) for time in (now, bad, now, bad)]
+        refused = produce(client, topic, produced(records))
         assert refused.error_code == ErrorCode.INVALID_TIMESTAMP
         assert refused.error_message == (
             "One or more records have been rejected due to invalid timestamp"
