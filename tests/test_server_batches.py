@@ -80,6 +80,7 @@ def by_arrow(codec: str) -> Any:
 
 CODECS = {
     "gzip": (1, gzip),
+    "members": (1, lambda data: gzip(data[:9]) + gzip(data[9:])),
     "snappy": (2, lambda data: pa.Codec("snappy").compress(data, asbytes=True)),
     "xerial": (2, xerial),
     "lz4": (3, by_arrow("lz4")),
