@@ -46,6 +46,7 @@ from embedlog.kafka.kafka_python import kafka
 from embedlog.record import TopicPartition
 from embedlog.server import server as server_module
 from embedlog.server.error_codes import ErrorCode
+from embedlog.server.fetch import Fetcher
 from embedlog.server.record_batches import write_batches
 from embedlog.server.server import APIS, offered
 
@@ -440,6 +441,37 @@ def test_compressed_records_are_returned_up_to_the_limit(embedlog_log, client):
         sizes.append(len(response.records))
     assert offset == 60
     assert max(sizes) < 2 << 20
+
+
+def test_what_follows_a_full_answer_is_converted_before_it_is_asked_for(
+    embedlog_log, address, client, monkeypatch
+):
+    """And is what the log has; records that are deleted meanwhile are gone."""
+    with embedlog_log.producer() as producer:
+        for number in range(30):
+            producer.send_batch("orders", [b"%d" % number * 100] * 9, partition=0).result()
+    converted: list[int] = []
+
+    def noting(fetcher: Fetcher, log: Any, reader: Any, limit: int) -> list[Any]:
+        converted.append(reader.offset)
+        return convert(fetcher, log, reader, limit)
+
+    convert = Fetcher._converted
+    monkeypatch.setattr(Fetcher, "_converted", noting)
+    for limit in (500, 5000, 1 << 20):
+        with WireClient(address) as reading:
+            values, asked = list[bytes](), list[int]()
+            while records := offsets_of(fetch(reading, "orders", len(values), max_bytes=limit)):
+                asked.append(records[0].offset)
+                values += [each.value for each in records]
+        assert values == [each.value for each in embedlog_log.topic("orders")]
+        assert converted[: len(asked)] == asked  # Each once.
+        converted.clear()
+    fetch(client, "orders", 0, max_bytes=600)
+    until(lambda: converted == [0, 9], 10)
+    embedlog_log.delete_records({TopicPartition("orders", 0): 18})
+    refused = fetch(client, "orders", 9)
+    assert refused.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def offsets_of(response: Any) -> list[Any]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from time import monotonic
 from typing import Any
 
 from embedlog.batch import Batch
+from embedlog.errors import EmbedlogError
 from embedlog.partition import PartitionLog, PartitionReader
 from embedlog.partition.tail import Tail
 from embedlog.server.answers import Answers, Caller, Fields, check_epoch
 from embedlog.server.fetch_session import FetchSession, PartitionKey, partitions_of
 from embedlog.server.memory import MemoryBudget
-from embedlog.server.record_batches import write_batches
-from embedlog.server.tail_cache import TailCache
+from embedlog.server.record_batches import end_of, write_batches
+from embedlog.server.tail_cache import CachedBatches, TailCache
 from embedlog.server.tail_watch import TailWatch
 
 _MAX_ANSWER_BYTES = 55 << 20
@@ -37,17 +39,25 @@ class Fetcher:
     Args:
         answers: Of the log.
         cache: Batches that producers sent.
+        ahead: Batches that were converted before consumers asked for them.
         watch: Wakes requests that wait for records.
         memory: What all answers together may take.
     """
 
     def __init__(
-        self, answers: Answers, cache: TailCache, watch: TailWatch, memory: MemoryBudget
+        self,
+        answers: Answers,
+        cache: TailCache,
+        ahead: TailCache,
+        watch: TailWatch,
+        memory: MemoryBudget,
     ) -> None:
-        self.answers = answers
+        self.answers, self._ahead = answers, ahead
         self._cache, self._watch, self._memory = cache, watch, memory
         self._readers: OrderedDict[bytes, PartitionReader] = OrderedDict()
         self._granted = 0
+        self._full: list[tuple[PartitionLog, PartitionReader, int]] = []
+        """Partitions of which the last answer could not hold all, and how many bytes it could."""
         self._session: FetchSession | None = None
 
     def fetch(self, request: Any, caller: Caller) -> Fields:
@@ -82,6 +92,16 @@ class Fetcher:
         granted, self._granted = self._granted, 0
         self._memory.give_back(granted)
 
+    def read_ahead(self) -> None:
+        """Convert what follows a full answer while the client looks at that."""
+        while self._full:
+            log, reader, limit = self._full.pop()
+            offset, epoch = reader.offset, log.tail().leader_epoch
+            with suppress(EmbedlogError):  # The client meets it if it asks.
+                if parts := self._converted(log, reader, limit):
+                    facts = end_of(parts), epoch, "none", parts, sum(map(len, parts))
+                    self._ahead.keep(log, offset, CachedBatches(*facts))
+
     def read(self, log: PartitionLog, tail: Tail, item: Any, limit: int, version: int) -> list[Any]:
         """Return the parts of batches of the wire from an offset on; none at the end."""
         offset, end = item.fetch_offset, log.visible_end(tail)
@@ -90,11 +110,18 @@ class Fetcher:
             return []
         epoch, zstd = tail.leader_epoch, version >= _ZSTD_SINCE
         found: list[Any] = self._cache.get(log, offset, end, epoch, limit, zstd=zstd)
+        if found:
+            return found
+        found = self._ahead.get(log, offset, end, epoch, limit, zstd=zstd)
         if not found:
             reader = self._readers.pop(log.key, None)
             if reader is None or (reader.offset, reader.leader_epoch) != (offset, epoch):
                 reader = log.reader(offset)
             found = self._converted(log, reader, limit)
+        is_full = READ_BYTES >= limit <= sum(map(len, found))
+        reader = self._readers.get(log.key)
+        if is_full and reader is not None and reader.offset == end_of(found):
+            self._full.append((log, reader, limit))
         return found
 
     def _converted(self, log: PartitionLog, reader: PartitionReader, limit: int) -> list[Any]:

@@ -360,6 +360,12 @@ def write_batches(batches: Sequence[Batch], rows_of: Any = None) -> Iterator[Wir
         yield write_rows(WireRows(merged, offsets, run[-1].next_offset, _kind(run[0])))
 
 
+def end_of(parts: Sequence[Any]) -> int:
+    """Return the offset after the last one of batches of the wire, each given as two parts."""
+    base, _, _, _, _, _, last, *_ = HEAD.unpack(parts[-2])
+    return int(base + last + 1)
+
+
 def _runs(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
     """Yield batches that one of the wire can hold."""
     run, size = list[Batch](), 0

@@ -172,7 +172,8 @@ class KafkaServer:
         cluster = Cluster(log, worker.ports, worker.number)
         self.workers = Workers(worker, cluster)
         self.counts, self._accepted, self._refused = RequestCounts(), 0, 0
-        self.answers, self.cache = Answers(log, self.counts.error, cluster), TailCache()
+        self.answers = Answers(log, self.counts.error, cluster)
+        self.cache, self.ahead = TailCache(), TailCache()
         self.members, self.watch = RemoteMembers(log), TailWatch(log.root)
         self.sharing: set[int] = set()
         """The members of share groups that this server has records for, by number."""
@@ -375,7 +376,9 @@ class Connection:
         is_private = context is not None or is_loopback(self._peer)
         self._authentication = Authentication(None if is_worker else server.users, is_private)
         answers, groups, members = server.answers, server.groups, server.members
-        self._fetcher = Fetcher(answers, server.cache, server.watch, server.replies)
+        self._fetcher = Fetcher(
+            *(answers, server.cache, server.ahead, server.watch, server.replies)
+        )
         self._shares = ShareFetcher(self._fetcher, server.members, server.watch, server.sharing)
         parts = (
             self,
@@ -454,6 +457,7 @@ class Connection:
         self._server.counts.request(api, size, sum(map(len, answer)), monotonic() - began)
         self._authentication.check()
         self._fetcher.sent()
+        self._fetcher.read_ahead()
         return True
 
     def _answered(self, request: ApiRequest, frame: memoryview) -> list[bytes]:
