@@ -59,6 +59,8 @@ class ShareFetcher:
 
         def fetched(session: WireShareSession) -> dict[Place, Fields]:
             fields = self._acquired(session, request, deadline)
+            if request.share_session_epoch == INITIAL:  # As in Kafka, whether there are records.
+                fields = dict.fromkeys(session.places.values(), _NOTHING) | fields
             for place, code in session.codes.items():
                 said = {f"acknowledge_{name}": value for name, value in code.items()}
                 fields[place] = fields.get(place, _NOTHING) | said
