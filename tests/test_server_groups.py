@@ -323,6 +323,18 @@ def test_epochs_begin_as_in_kafka(embedlog_log, kafka_server, fields, epoch):
     classic.close()
 
 
+def test_each_of_several_that_join_at_once_counts(embedlog_log, kafka_server):
+    """Whether or not there is a target between them, as in Kafka."""
+    embedlog_log.create_topic("t", 8)
+    members = [Modern(kafka_server.bootstrap_servers, "t") for _ in range(8)]
+    with in_threads(*(each.beat for each in members)):
+        pass
+    (group,) = members[0].client.ask("ConsumerGroupDescribe", 1, group_ids=["g"]).groups
+    assert (group.group_epoch, group.assignment_epoch) == (9, 9)
+    for member in members:
+        member.close()
+
+
 @pytest.mark.parametrize("group", ["missing", ""])
 def test_who_commits_as_a_member_of_no_group_learns_that(embedlog_log, kafka_server, group):
     """Each version by a code that it knows; in a group that exists, it is an unknown member."""

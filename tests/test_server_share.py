@@ -466,6 +466,20 @@ def test_a_connection_has_so_many_sessions(log, join, monkeypatch):
     assert second.last.error_code == ErrorCode.SHARE_SESSION_LIMIT_REACHED
 
 
+def test_ranges_of_acquired_records_are_as_long_as_a_client_likes(log, join):
+    """So that it can acknowledge them one by one; by default one range has all."""
+    append(log, *(b"%d" % number for number in range(10)))
+    sharer = join()
+    for fields, ranges in (
+        ({"max_records": 5, "batch_size": 2}, [(0, 1), (2, 3), (4, 4)]),
+        ({"max_records": 5}, [(5, 9)]),
+    ):
+        assert len(sharer.fetch(**fields)) == 5
+        found = sharer.last.responses[0].partitions[0].acquired_records
+        assert [(each.first_offset, each.last_offset) for each in found] == ranges
+    assert sharer.acknowledge((2, 3, ACCEPT)) == 0
+
+
 def test_partitions_that_are_not_there(log, join):
     """The first response of a session has all partitions, as in Kafka; others have what is new."""
     sharer = join(partitions=2)

@@ -137,8 +137,9 @@ class RemoteMembers:
                 _check_released(txn, group, document, info)
                 client = info.remote
                 if client is not None and client.protocol != CLASSIC and client.topics:
-                    # As in Kafka: the epoch of a group is 1, and that of its first assignment 2.
-                    document.generation = max(document.generation, 1)
+                    # As in Kafka: a group begins with 1, and each of two that join at once counts.
+                    skips = not document.target_is_current
+                    document.generation = max(document.generation + skips, 1)
                 return group.admit(txn, document, info)
             if _kind(before) != _kind(info):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")

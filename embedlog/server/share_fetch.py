@@ -81,7 +81,7 @@ class ShareFetcher:
             self._fetcher.sent()
             ends = {each.log: end_of(each.log) for each in session.partitions.values()}
             outcome = session.step(limit)
-            found, failed = session.read(outcome, grant)
+            found, failed = session.read(outcome, grant, max(request.batch_size or limit, 1))
             session.write_letters(outcome)
             session.checkpoint_after(CHECKPOINT_SECONDS)
             if found or failed or limit <= 0 or monotonic() >= deadline:
