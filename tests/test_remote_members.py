@@ -1,4 +1,4 @@
-"""Members on the wire of groups of the log: one group with programs in Python (M28 to M33)."""
+"""Members on the wire of groups of the log: one group with programs in Python (M28 to M34)."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_groups_are_listed_by_state_and_type_in_any_case(embedlog_log, kafka_ser
 
 
 def test_a_group_without_members_stays_what_it_was(embedlog_log, kafka_server):
-    """One of KIP-848 if its last members were; who only commits makes a simple one, as in Kafka."""
+    """One of KIP-848 if its last members were; who only commits makes a simple one (M34)."""
     embedlog_log.create_topic("t")
     address = kafka_server.bootstrap_servers
     with ExitStack() as stack:
@@ -310,7 +310,7 @@ def test_a_group_without_members_stays_what_it_was(embedlog_log, kafka_server):
     ids=["topics", "pattern"],
 )
 def test_epochs_begin_as_in_kafka(embedlog_log, kafka_server, fields, epoch):
-    """A group begins with 1, and topics that a member names change it; a generation is 1."""
+    """A group begins with 1, and topics that a member names change it; a generation is 1 (M30)."""
     embedlog_log.create_topic("t")
     member = Modern(kafka_server.bootstrap_servers, "t", **fields)
     assert (member.beat(), member.epoch) == (0, epoch)
@@ -324,7 +324,7 @@ def test_epochs_begin_as_in_kafka(embedlog_log, kafka_server, fields, epoch):
 
 
 def test_each_of_several_that_join_at_once_counts(embedlog_log, kafka_server):
-    """Whether or not there is a target between them, as in Kafka."""
+    """Whether or not there is a target between them, as in Kafka (M2)."""
     embedlog_log.create_topic("t", 8)
     members = [Modern(kafka_server.bootstrap_servers, "t") for _ in range(8)]
     with in_threads(*(each.beat for each in members)):

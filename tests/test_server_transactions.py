@@ -531,7 +531,7 @@ def test_a_member_on_the_wire_commits_in_a_transaction(
 def test_a_transaction_may_commit_for_a_partition_that_nobody_has_owned(
     log, new_producer, kafka_server, is_named
 ):
-    """As in Kafka; who reads it later begins there, and from then on only that member commits."""
+    """As in Kafka; who reads it later begins there, and only that member commits then (G26)."""
     log.create_topic("other")
     address, producer = kafka_server.bootstrap_servers, new_producer()
     producer.init()
