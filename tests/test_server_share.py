@@ -488,6 +488,9 @@ def test_partitions_that_are_not_there(log, join):
         parts = [part for topic in sharer.last.responses for part in topic.partitions]
         return {part.partition_index: part.error_code for part in parts}
 
+    assert sharer.fetch(max_records=0) == []
+    assert codes() == {1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    sharer.reconnect()
     assert sharer.fetch() == []
     assert codes() == {0: 0, 1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     assert sharer.fetch() == []

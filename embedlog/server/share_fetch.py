@@ -59,7 +59,8 @@ class ShareFetcher:
 
         def fetched(session: WireShareSession) -> dict[Place, Fields]:
             fields = self._acquired(session, request, deadline)
-            if request.share_session_epoch == INITIAL:  # As in Kafka, whether there are records.
+            # As in Kafka, whether there are records.
+            if request.share_session_epoch == INITIAL and request.max_records:
                 fields = dict.fromkeys(session.places.values(), _NOTHING) | fields
             for place, code in session.codes.items():
                 said = {f"acknowledge_{name}": value for name, value in code.items()}
