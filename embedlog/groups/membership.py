@@ -240,6 +240,20 @@ class Membership:
         self._note_begin(topics, newest)
         self.target_is_current = True
 
+    def count(self) -> None:
+        """Count a client with epochs that is about to join.
+
+        As in Kafka, a group begins with the epoch 1, and each of two that join at once counts.
+        """
+        self.generation = max(self.generation + (not self.target_is_current), 1)
+
+    def assign_all(self) -> None:
+        """Have the members of a share group assigned all partitions of their topics."""
+        if not self.target_is_current:
+            self.touch()
+            self.generation += 1
+            self.target_is_current = True
+
     def begin(self, topics: Topics, newest: int) -> None:
         """Note the topics of a share group, when ``newest`` was the highest topic id."""
         if topics != self.topics:

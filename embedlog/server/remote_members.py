@@ -137,9 +137,7 @@ class RemoteMembers:
                 _check_released(txn, group, document, info)
                 client = info.remote
                 if client is not None and client.protocol != CLASSIC and client.topics:
-                    # As in Kafka: a group begins with 1, and each of two that join at once counts.
-                    skips = not document.target_is_current
-                    document.generation = max(document.generation + skips, 1)
+                    document.count()
                 return group.admit(txn, document, info)
             if _kind(before) != _kind(info):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")
@@ -323,9 +321,7 @@ class RemoteMembers:
 
         def step(txn: kv.Txn, document: Membership) -> tuple[int, _Seen]:
             info, session, _ = _checked(txn, group, document, member, None, check)
-            if not document.target_is_current:
-                document.touch()
-                document.generation, document.target_is_current = document.generation + 1, True
+            document.assign_all()
             if session.epoch != document.generation:
                 epochs = {"epoch": document.generation, "previous_epoch": session.epoch}
                 session = session._replace(**epochs)
