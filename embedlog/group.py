@@ -104,9 +104,12 @@ class GroupSnapshot(NamedTuple):
     """A group at one instant, as an observer sees it."""
 
     group: str
+    type: str
+    """Kafka's name: classic, consumer (KIP-848) or share."""
     state: str
     """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable."""
     generation: int
+    """0 if the group has never had members since the machine was started."""
     assignor: str | None
     members: tuple[MemberInfo, ...]
     owners: dict[TopicPartition, str]
@@ -197,6 +200,7 @@ class Group:
             }
             return GroupSnapshot(
                 group=self.name,
+                type=group.type,
                 state=_state(group, owners),
                 generation=group.generation,
                 assignor=group.assignor,
@@ -363,7 +367,7 @@ class Group:
     def _compute_target(self, group: Membership, name: str, chosen: Assignor) -> None:
         """Compute a target, and install it unless the group has changed meanwhile."""
         catalog = self.context.catalog.topics()
-        topics = _subscribed_topics(group, catalog)
+        topics = subscribed_topics(group, catalog)
         counts = {topic: count for topic, (_, count) in topics.items()}
         target = assignor.compute_target(chosen, counts, group.candidates())
         existing = {info.id for info in catalog.values()}
@@ -387,7 +391,7 @@ class Group:
     def check_topics(self) -> None:
         """Request a rebalance if the subscribed topics are not those of the target any more."""
         group = self.read()
-        topics = _subscribed_topics(group, self.context.catalog.topics())
+        topics = subscribed_topics(group, self.context.catalog.topics())
         if group.target_is_current and topics != group.topics:
             self.update(lambda txn, group: group.notice(topics))
 
@@ -519,8 +523,11 @@ class Group:
         partitions: Collection[bytes],
     ) -> None:
         self._check_kind(group)
+        owners = {key: OWNERS.get(txn, self.key, key) or PartitionOwner() for key in partitions}
+        owned = {key: owner for key, owner in owners.items() if owner.epoch > 0}
         if not member.member_id:
-            self._check_no_members(group)
+            if owned:
+                self._check_no_members(group)
             return
         try:
             group.check_member(member.member_id, member.group_instance_id, self.name)
@@ -531,8 +538,7 @@ class Group:
                 member=member.member_id,
                 todo="Call poll, which joins the group again, and begin at its committed offsets.",
             ) from error
-        for partition in partitions:
-            owner = OWNERS.get(txn, self.key, partition) or PartitionOwner()
+        for partition, owner in owned.items():
             # One that was lost and came back has the generation in which it came back.
             if owner.member != member.member_id or owner.generation > member.generation_id:
                 raise CommitFailedError(
@@ -819,7 +825,7 @@ def kind_of(commits: Mapping[bytes, CommittedOffset]) -> str:
     return SHARE if is_share else CONSUMER
 
 
-def _subscribed_topics(group: Membership, catalog: Mapping[str, TopicInfo]) -> membership.Topics:
+def subscribed_topics(group: Membership, catalog: Mapping[str, TopicInfo]) -> membership.Topics:
     """Return the topics that members subscribe to and that exist."""
     names = sorted(group.subscribed & catalog.keys())
     return {name: (catalog[name].id, catalog[name].partitions) for name in names}

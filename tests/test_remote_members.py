@@ -1,4 +1,4 @@
-"""Members on the wire of groups of the log: one group with programs in Python (M28 to M33)."""
+"""Members on the wire of groups of the log: one group with programs in Python (M28 to M34)."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def test_a_partition_moves_once_it_was_given_up(log, clients):
     """The epoch of its owner advances only then, and the other waits for it."""
     first, second = clients(Modern), clients(Modern)
     assert first.join() == ALL
-    assert first.epoch == 1
+    assert first.epoch == 2
     assert second.join() == set()
-    assert second.epoch == 2
+    assert second.epoch == 3
     before = set(first.has)
     assert first.beat() == 0
-    assert (first.epoch, len(first.has)) == (1, 2)
+    assert (first.epoch, len(first.has)) == (2, 2)
     assert second.confirm() == 0
     assert second.has == set()
     assert set(owners(log).values()) == {first.id}
     assert first.confirm() == 0
-    assert first.epoch == 2
+    assert first.epoch == 3
     assert second.confirm() == 0
     assert second.has == before - first.has
     assert set(owners(log).values()) == {first.id, second.id}
@@ -98,11 +98,11 @@ def test_epochs_are_checked(log, clients):
     member.join()
     member.confirm()
     assert member.beat(subscribed_topic_names=["t", "other"]) == 0
-    assert member.epoch == 2
-    assert member.ask(member_epoch=1, topic_partitions=member.owned()).member_epoch == 2
+    assert member.epoch == 3
+    assert member.ask(member_epoch=2, topic_partitions=member.owned()).member_epoch == 3
     fenced = ErrorCode.FENCED_MEMBER_EPOCH
-    assert member.ask(member_epoch=1).error_code == fenced
-    assert member.ask(member_epoch=3).error_code == fenced
+    assert member.ask(member_epoch=2).error_code == fenced
+    assert member.ask(member_epoch=4).error_code == fenced
     assert member.ask(member_id="nobody").error_code == ErrorCode.UNKNOWN_MEMBER_ID
     member.epoch, member.has = 0, set()
     assert member.join() == ALL
@@ -118,14 +118,14 @@ def test_commits_name_an_epoch(log, clients):
     second.join()
     stale = ErrorCode.STALE_MEMBER_EPOCH
     assert first.commit(3, 0) == first.commit(3, 3) == 0
-    assert first.commit(3, generation_id_or_member_epoch=2) == stale
+    assert first.commit(3, generation_id_or_member_epoch=first.epoch + 1) == stale
     assert second.commit(4, 3) == stale  # The first has it still.
     assert second.commit(4, member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
     until_stable(first, second)
     moved = next(iter(second.has)).partition
     assert first.commit(9, moved) == stale
     assert second.commit(5, moved) == 0
-    assert second.commit(6, moved, generation_id_or_member_epoch=1) == stale
+    assert second.commit(6, moved, generation_id_or_member_epoch=second.epoch - 2) == stale
     assert log.groups["g"].describe().partitions[moved].current_offset == 5
     fields: dict[str, Any] = {"group_id": "g", "topics": None, "member_id": first.id}
     for epoch, code in ((first.epoch, 0), (first.epoch - 1, stale)):

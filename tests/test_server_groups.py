@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.children import in_threads
 from support.wire_client import WireClient
-from support.wire_members import Classic
+from support.wire_members import Classic, Modern, commit
 
 from embedlog.record import TopicPartition
 from embedlog.server import classic_groups
@@ -275,6 +275,86 @@ def test_groups_are_listed_by_state_and_type_in_any_case(embedlog_log, kafka_ser
         ({"states_filter": ["Empty"]}, 0),
     ):
         assert len(member.client.ask("ListGroups", 5, **filters).groups) == count
+    member.close()
+
+
+def test_a_group_without_members_stays_what_it_was(embedlog_log, kafka_server):
+    """One of KIP-848 if its last members were; who only commits makes a simple one (M34)."""
+    embedlog_log.create_topic("t")
+    address = kafka_server.bootstrap_servers
+    with ExitStack() as stack:
+        client = stack.enter_context(WireClient(address))
+
+        def seen() -> tuple[str, ...]:
+            (listed,) = client.ask("ListGroups", 5).groups
+            (old,) = client.ask("DescribeGroups", 6, groups=["g"]).groups
+            (new,) = client.ask("ConsumerGroupDescribe", 1, group_ids=["g"]).groups
+            assert old.protocol_type == listed.protocol_type
+            assert (new.error_code == 0) == (listed.group_type == "consumer")
+            return listed.group_type, listed.protocol_type, listed.group_state
+
+        assert commit(client, "g", "", -1, 3, 0) == 0
+        assert seen() == ("classic", "", "Empty")
+        for kind, group_type in ((Modern, "consumer"), (Classic, "classic"), (Modern, "consumer")):
+            member = kind(address, "t")
+            stack.callback(member.close)
+            member.beat() if kind is Modern else member.settle()
+            assert seen() == (group_type, "consumer", "Stable")
+            member.ask(member_epoch=-1) if kind is Modern else member.leave()
+            assert seen() == (group_type, "consumer", "Empty")
+
+
+@pytest.mark.parametrize(
+    ("fields", "epoch"),
+    [({}, 2), ({"subscribed_topic_names": None, "subscribed_topic_regex": "no.*"}, 1)],
+    ids=["topics", "pattern"],
+)
+def test_epochs_begin_as_in_kafka(embedlog_log, kafka_server, fields, epoch):
+    """A group begins with 1, and topics that a member names change it; a generation is 1 (M30)."""
+    embedlog_log.create_topic("t")
+    member = Modern(kafka_server.bootstrap_servers, "t", **fields)
+    assert (member.beat(), member.epoch) == (0, epoch)
+    (group,) = member.client.ask("ConsumerGroupDescribe", 1, group_ids=["g"]).groups
+    assert (group.group_epoch, group.assignment_epoch) == (epoch, epoch)
+    assert group.members[0].subscribed_topic_regex == ("" if epoch == 2 else "no.*")
+    classic = Classic(kafka_server.bootstrap_servers, "t", group="classic")
+    assert classic.join().generation_id == 1
+    member.close()
+    classic.close()
+
+
+def test_each_of_several_that_join_at_once_counts(embedlog_log, kafka_server):
+    """Whether or not there is a target between them, as in Kafka (M2)."""
+    embedlog_log.create_topic("t", 8)
+    members = [Modern(kafka_server.bootstrap_servers, "t") for _ in range(8)]
+    with in_threads(*(each.beat for each in members)):
+        pass
+    (group,) = members[0].client.ask("ConsumerGroupDescribe", 1, group_ids=["g"]).groups
+    assert (group.group_epoch, group.assignment_epoch) == (9, 9)
+    for member in members:
+        member.close()
+
+
+@pytest.mark.parametrize("group", ["missing", ""])
+def test_who_commits_as_a_member_of_no_group_learns_that(embedlog_log, kafka_server, group):
+    """Each version by a code that it knows; in a group that exists, it is an unknown member."""
+    embedlog_log.create_topic("t")
+    member = Modern(kafka_server.bootstrap_servers, "t")
+    member.join()
+    topics = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+
+    def code(version: int, group: str, member_id: str) -> int:
+        fields = {"generation_id_or_member_epoch": member.epoch, "topics": topics}
+        answer = member.client.ask(
+            "OffsetCommit", version, group_id=group, member_id=member_id, **fields
+        )
+        return int(answer.topics[0].partitions[0].error_code)
+
+    assert code(9, group, member.id) == ErrorCode.GROUP_ID_NOT_FOUND
+    assert code(8, group, member.id) == ErrorCode.ILLEGAL_GENERATION
+    for version in (8, 9):
+        assert code(version, "g", "nobody") == ErrorCode.UNKNOWN_MEMBER_ID
+    assert (code(8, "g", member.id), code(9, "g", member.id)) == (ErrorCode.UNSUPPORTED_VERSION, 0)
     member.close()
 
 

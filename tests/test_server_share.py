@@ -180,16 +180,25 @@ def lag(log: Any) -> int:
 
 
 def test_a_heartbeat_tells_the_partitions(log, join):
-    """All partitions of its topics, for each member: to who joins, and again if they change."""
+    """All partitions of its topics, for each member: to who joins, and with each other epoch."""
     first, second = join("a"), join("b")
     assert first.assigned() == second.assigned() == [0]
-    assert first.beat() == 0
-    assert first.assigned() is None
+    assert (first.member_epoch, second.member_epoch) == (2, 3)
+    assert (first.beat(), first.member_epoch, first.assigned()) == (0, 3, [0])
+    # With another connection, too: who names the epoch has got what came with it.
+    first.client.close()
+    first.client = WireClient(first.address)
+    assert (first.beat(), first.member_epoch, first.assigned()) == (0, 3, None)
     log.create_partitions("jobs", 3)
-    assert first.beat() == 0
-    assert first.assigned() == [0, 1, 2]
+    assert (first.beat(epoch=3), first.assigned()) == (0, [0, 1, 2])
+    # It did not get that answer.
+    assert (first.beat(epoch=3), first.member_epoch, first.assigned()) == (0, 4, [0, 1, 2])
+    assert first.beat(epoch=2) == ErrorCode.FENCED_MEMBER_EPOCH
+    log.delete_topic("jobs")
+    assert (first.beat(), first.member_epoch, first.assigned()) == (0, 5, [])
     assert first.beat(subscribed_topic_names=["others"]) == 0
-    assert first.assigned() == []
+    (group,) = first.client.ask("ShareGroupDescribe", 1, group_ids=["g"]).groups
+    assert group.group_epoch == group.assignment_epoch == first.member_epoch == 6
     members = {each.member_id: each.topics for each in log.groups["g"].members()}
     assert members == {"a": ("others",), "b": ("jobs",)}
 
@@ -457,15 +466,38 @@ def test_a_connection_has_so_many_sessions(log, join, monkeypatch):
     assert second.last.error_code == ErrorCode.SHARE_SESSION_LIMIT_REACHED
 
 
+def test_ranges_of_acquired_records_are_as_long_as_a_client_likes(log, join):
+    """So that it can acknowledge them one by one; by default one range has all."""
+    append(log, *(b"%d" % number for number in range(10)))
+    sharer = join()
+    for fields, ranges in (
+        ({"max_records": 5, "batch_size": 2}, [(0, 1), (2, 3), (4, 4)]),
+        ({"max_records": 5}, [(5, 9)]),
+    ):
+        assert len(sharer.fetch(**fields)) == 5
+        found = sharer.last.responses[0].partitions[0].acquired_records
+        assert [(each.first_offset, each.last_offset) for each in found] == ranges
+    assert sharer.acknowledge((2, 3, ACCEPT)) == 0
+
+
 def test_partitions_that_are_not_there(log, join):
+    """The first response of a session has all partitions, as in Kafka; others have what is new."""
     sharer = join(partitions=2)
+
+    def codes() -> dict[int, int]:
+        parts = [part for topic in sharer.last.responses for part in topic.partitions]
+        return {part.partition_index: part.error_code for part in parts}
+
+    assert sharer.fetch(max_records=0) == []
+    assert codes() == {1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    sharer.reconnect()
     assert sharer.fetch() == []
-    (part,) = sharer.last.responses[0].partitions
-    assert (part.partition_index, part.error_code) == (1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert codes() == {0: 0, 1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert sharer.fetch() == []
+    assert codes() == {1: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     log.delete_topic("jobs")
     assert sharer.fetch((0, 0, ACCEPT)) == []
-    codes = {part.error_code for part in sharer.last.responses[0].partitions}
-    assert codes == {ErrorCode.UNKNOWN_TOPIC_ID}
+    assert set(codes().values()) == {ErrorCode.UNKNOWN_TOPIC_ID}
     assert sharer.refused() == ErrorCode.UNKNOWN_TOPIC_ID
 
 

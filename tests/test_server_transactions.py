@@ -519,10 +519,34 @@ def test_a_member_on_the_wire_commits_in_a_transaction(
         wrong = producer.send_offset(4, **{**who, "generation_id": epoch + 1})
         assert wrong == ErrorCode.ILLEGAL_GENERATION
         unknown = producer.send_offset(4, **{**who, "member_id": "nobody"})
-        assert unknown in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
+        assert unknown == ErrorCode.UNKNOWN_MEMBER_ID
+        none = producer.send_offset(4, group="none", **who)
+        assert none == ErrorCode.ILLEGAL_GENERATION
         assert producer.send_offset(4, **who) == 0
         assert producer.end() == 0
     assert (values(log), committed(log)) == ([b"x"], 4)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_transaction_may_commit_for_a_partition_that_nobody_has_owned(
+    log, new_producer, kafka_server, is_named
+):
+    """As in Kafka; who reads it later begins there, and only that member commits then (G26)."""
+    log.create_topic("other")
+    address, producer = kafka_server.bootstrap_servers, new_producer()
+    producer.init()
+    with closing(Modern(address, "other")) as member, closing(Modern(address, "in")) as reader:
+        member.join()
+        who = {"member_id": member.id, "generation_id": member.epoch} if is_named else {}
+        for offset in (4, 5):
+            assert producer.send_offset(offset, **who) == 0
+            assert producer.end() == 0
+            assert committed(log) == offset
+        reader.join()
+        assert member.beat() == 0
+        code = producer.send_offset(6, member_id=member.id, generation_id=member.epoch)
+        assert (code, producer.end() != 0, producer.end(committed=False)) == (0, True, 0)
+        assert committed(log) == 5
 
 
 def test_who_does_not_say_who_it_is_commits_as_the_owner(log, new_producer, kafka_server):

@@ -99,10 +99,11 @@ class MemberInfo(NamedTuple):
         return self.topics, self.assignors, self.user_data
 
 
-def has_modern_members(members: Iterable[MemberInfo]) -> bool:
-    """Whether a group has clients with the protocol of KIP-848, which makes it one of that type."""
+def _type_of(members: Iterable[MemberInfo]) -> str:
+    """Return the type of a group: clients with the protocol of KIP-848 make it one of that type."""
     clients = (info.remote for info in members)
-    return any(client is not None and client.protocol == MODERN for client in clients)
+    is_modern = any(client is not None and client.protocol == MODERN for client in clients)
+    return MODERN if is_modern else CLASSIC
 
 
 class Membership:
@@ -117,7 +118,8 @@ class Membership:
         self.version = 0
         """Grows with every change, also of owners; see `touch`."""
         self.generation = 0
-        """The number of the target; grows with every target while the group exists."""
+        """The number of the target; grows with every target while the group exists.  That of a
+        share group grows when a client asks after a change, as all have all partitions."""
         self.target_is_current = True
         """Whether the target was made for the current members and topics."""
         self.assignor: str | None = None
@@ -132,6 +134,8 @@ class Membership:
         """The number of partitions of each topic when the group first read it."""
         self.emptied_ms = 0
         """When the last member left."""
+        self.last_type = CLASSIC
+        """What the members were when they left, by `type`."""
         vars(self).update(fields)
 
     # Steps
@@ -193,6 +197,7 @@ class Membership:
                 # The target of an empty group is a separate generation (M2).
                 self.set_target(None, {}, {}, 0)
                 self.newest, self.began, self.emptied_ms = None, {}, now_ms
+                self.last_type = _type_of(removed)
         return removed
 
     def resubscribe(self, member: str, topics: Iterable[str]) -> None:
@@ -235,11 +240,25 @@ class Membership:
         self._note_begin(topics, newest)
         self.target_is_current = True
 
-    def begin(self, topics: Topics, newest: int) -> None:
-        """Begin to read topics in a share group, when ``newest`` was the highest topic id."""
-        if topics.items() - self.topics.items():
+    def count(self) -> None:
+        """Count a client with epochs that is about to join.
+
+        As in Kafka, a group begins with the epoch 1, and each of two that join at once counts.
+        """
+        self.generation = max(self.generation + (not self.target_is_current), 1)
+
+    def assign_all(self) -> None:
+        """Have the members of a share group assigned all partitions of their topics."""
+        if not self.target_is_current:
             self.touch()
-            self.topics = {**self.topics, **topics}
+            self.generation += 1
+            self.target_is_current = True
+
+    def begin(self, topics: Topics, newest: int) -> None:
+        """Note the topics of a share group, when ``newest`` was the highest topic id."""
+        if topics != self.topics:
+            self.touch()
+            self.topics, self.target_is_current = topics, False
             self._note_begin(topics, newest)
 
     def _note_begin(self, topics: Topics, newest: int) -> None:
@@ -248,6 +267,13 @@ class Membership:
             self.began.setdefault(topic, count)
 
     # Questions
+
+    @property
+    def type(self) -> str:
+        """Kafka's name for the type of the group, which it keeps without members."""
+        if self.kind == SHARE:
+            return SHARE
+        return _type_of(self.members.values()) if self.members else self.last_type
 
     def came_later(self, partition: TopicPartition) -> bool:
         """Whether a partition was created while the group was reading: it must read all of it."""

@@ -29,7 +29,7 @@ from embedlog.errors import (
     InvalidReplicationFactorError,
     InvalidTopicError,
 )
-from embedlog.groups.membership import CLASSIC, CONSUMER, MODERN, SHARE, has_modern_members
+from embedlog.groups.membership import CONSUMER, MODERN, SHARE
 from embedlog.keyspace import GROUP_CONFIGS
 from embedlog.partition import PartitionLog
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -654,12 +654,11 @@ class Answers:
                 group = open_group(self.log.root, name).snapshot()
             except GroupIdNotFoundError:
                 continue  # It was deleted meanwhile.
-            protocol, kind, state = CONSUMER, CLASSIC, group.state
-            if group.shares is not None:
-                protocol = kind = SHARE
-            elif has_modern_members(group.members):
-                kind, state = MODERN, MODERN_STATES.get(state, state)
+            kind, state = group.type, group.state
+            if kind == MODERN:
+                state = MODERN_STATES.get(state, state)
             if is_listed(request, state, kind):
+                protocol = SHARE if kind == SHARE else _protocol_type(group)
                 facts = {"group_id": name, "protocol_type": protocol, "group_type": kind}
                 groups.append({**facts, "group_state": state})
         return {"groups": groups}
@@ -668,12 +667,12 @@ class Answers:
         """Return a group as DescribeGroups has it."""
         group = self.service.group(name)
         if group is None or group.kind == SHARE:  # which another request describes
-            code = self.failure(_unknown_group(name)) if caller.version >= 6 else {}
+            code = self.failure(unknown_group(name)) if caller.version >= 6 else {}
             return {"group_id": name, "group_state": "Dead", "members": [], **code}
         return {
             "group_id": name,
             "group_state": group.state,
-            "protocol_type": "consumer",
+            "protocol_type": _protocol_type(group),
             "protocol_data": group.assignor or "",
             "members": [_member(each, caller.host) for each in group.members],
         }
@@ -682,7 +681,8 @@ class Answers:
         """Answer: deletes groups with their offsets."""
 
         def delete(name: str) -> None:
-            check_group(self.log, name)
+            if not has_group(self.log, name):
+                raise unknown_group(name)
             self.log.groups[name].delete()
 
         names = request.groups_names
@@ -792,19 +792,21 @@ def check_epoch(log: PartitionLog, epoch: int) -> int:
     return current
 
 
-def check_group(log: Log, name: str) -> None:
-    """Raise unless a group exists.
-
-    Raises:
-        ApiError: It does not, or cannot have this name.
-    """
+def has_group(log: Log, name: str) -> bool:
+    """Whether a group exists; none can have a name that is not valid."""
     try:
         open_group(log.root, name).snapshot()
     except (GroupIdNotFoundError, InvalidGroupIdError):
-        raise _unknown_group(name) from None
+        return False
+    return True
 
 
-def _unknown_group(name: str) -> ApiError:
+def _protocol_type(group: Any) -> str:
+    """Return the protocol of a group of consumers; one that only ever committed has none."""
+    return CONSUMER if group.generation or group.members else ""
+
+
+def unknown_group(name: str) -> ApiError:
     """Return the error of a group that does not exist, in Kafka's words."""
     return ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from embedlog.groups.membership import MODERN, MemberInfo, MemberSession, has_modern_members
+from embedlog.groups.membership import MODERN, MemberInfo, MemberSession
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
 from embedlog.server.answers import MODERN_STATES, Caller, Fields
@@ -49,18 +49,23 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
             return self._leave(group, request)
         member, instance = request.member_id or str(uuid4()), request.instance_id
         owned = self._owned(request)
-        check = partial(check_epoch, epoch, owned)
+        check, key = partial(check_epoch, epoch, owned), (group.name, member)
+        # After a connection broke, the client may not have got its last assignment.
+        is_short = key in self._told and _says_nothing(request)
         if epoch == JOIN:
             info = self._joining(member, request, caller, MODERN, _ASSIGNORS["uniform"])
             self._members.admit(group, self._changed(info, request))
-        elif _says_nothing(request) and self._is_unchanged(group, member, epoch):
+        elif is_short and self._members.is_unchanged(group, member, epoch):
             return alive(member, epoch)
         else:
             changed = partial(self._changed, request=request)
             self._members.change(group, member, instance, changed, check)
         step = self._members.follow(group, member, instance, owned, check)
-        says_all = _says_all(request)
-        return self._answer(group, member, step.epoch, step.assigned.keys(), says_all=says_all)
+        answer, assigned = alive(member, step.epoch), set(step.assigned)
+        if _says_all(request) or self._told.get(key) != assigned:
+            answer |= self._assignment(assigned)
+        self._told = {key: assigned}
+        return answer
 
     def _changed(self, info: MemberInfo, request: Any) -> MemberInfo:
         """Return what the group knows of a member after a request, which leaves out what stays."""
@@ -105,7 +110,7 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
     def _described(self, name: str) -> Fields:
         group = self._members.group(name)
         snapshot, (document, sessions) = group.snapshot(), stored(group)
-        if not has_modern_members(snapshot.members):
+        if snapshot.type != MODERN:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} is not a consumer group.")
         owned: dict[str, list[TopicPartition]] = {}
         for partition, member in snapshot.owners.items():

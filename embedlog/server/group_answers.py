@@ -13,13 +13,15 @@ from typing import Any
 
 from embedlog.assignor.select import BUILT_IN
 from embedlog.errors import EmbedlogError, InvalidGroupIdError, UnknownMemberIdError
-from embedlog.groups.membership import SHARE
+from embedlog.groups.membership import MODERN, SHARE
 from embedlog.server.answers import (
     Answers,
     Caller,
     Fields,
+    has_group,
     is_listed,
     offsets_committed,
+    unknown_group,
     with_operations,
 )
 from embedlog.server.classic_groups import ClassicGroups, MemberIdRequiredError
@@ -32,6 +34,8 @@ _COORDINATED = 0, 1
 """Kafka's numbers for coordinators: of groups, and of transactions."""
 _NULL_PROTOCOL_SINCE = 7
 """The version of JoinGroup."""
+_EPOCHS_SINCE = 9
+"""The version of OffsetCommit."""
 
 
 class GroupAnswers:
@@ -144,10 +148,20 @@ class GroupAnswers:
             if self._groups.find(request.group_id) is not None:
                 self._groups.check_committer(request.group_id, epoch, member, instance)
             elif epoch >= 0 or (member and group.read().members):
+                if caller.version < _EPOCHS_SINCE:
+                    client = self._members.info(group, member, instance).remote
+                    if client is not None and client.protocol == MODERN:
+                        text = f"Members of KIP-848 commit with version {_EPOCHS_SINCE} or above"
+                        raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
                 commit = partial(self._members.commit, group, member, instance, epoch)
             return self._answers.offset_commit(request, caller, commit)
         except (ApiError, EmbedlogError) as error:
-            return offsets_committed(request, repeat(self._answers.failure(error)))
+            told = error
+            if epoch >= 0 and not has_group(self._log, request.group_id):
+                told = unknown_group(request.group_id)
+                if caller.version < _EPOCHS_SINCE:
+                    told = ApiError(ErrorCode.ILLEGAL_GENERATION, told.text)
+            return offsets_committed(request, repeat(self._answers.failure(told)))
 
     def offset_fetch(self, request: Any, caller: Caller) -> Fields:
         """Answer: the committed offsets of groups, if who asks as a member is one."""
@@ -158,7 +172,7 @@ class GroupAnswers:
                     group = self._members.group(asked.group_id)
                     self._members.check_reader(group, asked.member_id, asked.member_epoch)
                 except (InvalidGroupIdError, UnknownMemberIdError):
-                    if self._answers.service.group(asked.group_id) is not None:
+                    if has_group(self._log, asked.group_id):
                         raise
                     # As in Kafka, a group that does not exist has no offsets, whoever asks.
 

@@ -24,8 +24,9 @@ from embedlog.server.answers import (
     Answers,
     Caller,
     Fields,
-    check_group,
+    has_group,
     numbers_by_topic,
+    unknown_group,
     with_operations,
 )
 from embedlog.server.classic_groups import ClassicGroups
@@ -42,6 +43,11 @@ up must not wait so long."""
 JOIN, LEAVE = 0, -1
 """Epochs with a meaning of their own."""
 _TYPE_OF_CLASSIC, _TYPE_OF_OTHERS = 0, 1
+_CUSTOM = (
+    "an unsupported custom assignor is in use. Please refer to the documentation or switch to a "
+    "default assignor before re-attempting the upgrade."
+)
+"""Kafka's words, which clients show."""
 
 
 class HeartbeatAnswers:
@@ -68,7 +74,7 @@ class HeartbeatAnswers:
             ApiError: It is.
         """
         if self._groups.find(group.name) is not None:
-            text = f"The group {group.name} has members that assign partitions among themselves"
+            text = f"Cannot upgrade classic group {group.name} to consumer group because {_CUSTOM}"
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, text)
 
     def _joining(
@@ -88,31 +94,11 @@ class HeartbeatAnswers:
             self._members.leave(group, member)
         return {"member_id": member, "member_epoch": epoch}
 
-    def _is_unchanged(self, group: Group, member: str, epoch: int) -> bool:
-        """Renew the session of a member if it needs to be told nothing; else return False."""
-        # After a connection broke, the client may not have got its last assignment.
-        is_told = (group.name, member) in self._told
-        return is_told and self._members.is_unchanged(group, member, epoch)
-
-    def _answer(
-        self, group: Group, member: str, epoch: int, keys: Collection[bytes], *, says_all: bool
-    ) -> Fields:
-        """Return the answer to a heartbeat, with the partitions of a member if it must know them.
-
-        Args:
-            group: The group.
-            member: The id of the member.
-            epoch: Its epoch.
-            keys: Its partitions.
-            says_all: Whether the request says everything, as after a failure: so does the answer.
-        """
-        answer, told = alive(member, epoch), (group.name, member)
-        if says_all or self._told.get(told) != keys:
-            topics = numbers_by_topic(map(PARTITION_KEY.unpack, keys), "id")
-            named = [{**each, "topic_id": topic_uuid(self._log, each["id"])} for each in topics]
-            answer["assignment"] = {"topic_partitions": named}
-        self._told = {told: set(keys)}
-        return answer
+    def _assignment(self, keys: Keys) -> Fields:
+        """Return partitions as a heartbeat is answered with them."""
+        topics = numbers_by_topic(map(PARTITION_KEY.unpack, keys), "id")
+        named = [{**each, "topic_id": topic_uuid(self._log, each["id"])} for each in topics]
+        return {"assignment": {"topic_partitions": named}}
 
     # Administration
 
@@ -120,7 +106,8 @@ class HeartbeatAnswers:
         """Return the answer to a request to describe groups."""
 
         def existing(name: str) -> Fields:
-            check_group(self._log, name)
+            if not has_group(self._log, name):
+                raise unknown_group(name)
             return described(name)
 
         outcome = self._answers.outcome
@@ -160,7 +147,7 @@ def described_member(info: MemberInfo, epoch: int) -> Fields:
         "client_id": info.client_id,
         "client_host": f"/{client.host}" if client else "/127.0.0.1",
         "subscribed_topic_names": list(client.topics if client else info.topics),
-        "subscribed_topic_regex": client and client.pattern,
+        "subscribed_topic_regex": (client and client.pattern) or "",
         "member_type": _TYPE_OF_OTHERS if is_modern else _TYPE_OF_CLASSIC,
     }
 

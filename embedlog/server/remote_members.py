@@ -135,6 +135,9 @@ class RemoteMembers:
             before = document.members.get(info.id)
             if before is None:
                 _check_released(txn, group, document, info)
+                client = info.remote
+                if client is not None and client.protocol != CLASSIC and client.topics:
+                    document.count()
                 return group.admit(txn, document, info)
             if _kind(before) != _kind(info):
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "Another kind of member has this id")
@@ -307,9 +310,7 @@ class RemoteMembers:
         return done
 
     def renew(self, group: Group, member: str, check: CheckEpoch) -> int:
-        """Renew the session of a member of a share group; return its epoch.
-
-        That is the version of the group: all its members have all partitions of their topics.
+        """Renew the session of a member of a share group; return its epoch, that of the group.
 
         Raises:
             ApiError: See ``check``.
@@ -318,17 +319,18 @@ class RemoteMembers:
         catalog = self._log.root.version()
         self._remove_dead(group)
 
-        def step(txn: kv.Txn, document: Membership) -> _Seen:
+        def step(txn: kv.Txn, document: Membership) -> tuple[int, _Seen]:
             info, session, _ = _checked(txn, group, document, member, None, check)
-            if session.epoch != document.version:
-                epochs = {"epoch": document.version, "previous_epoch": session.epoch}
+            document.assign_all()
+            if session.epoch != document.generation:
+                epochs = {"epoch": document.generation, "previous_epoch": session.epoch}
                 session = session._replace(**epochs)
             _renew(txn, group, info, session, is_due=False)
-            return _Seen((document.version, catalog), info.session_ms)
+            return session.epoch, _Seen((document.version, catalog), info.session_ms)
 
-        seen = group.update(step)
+        epoch, seen = group.update(step)
         self._seen.setdefault(group.name, {})[member] = seen
-        return seen.versions[0]
+        return epoch
 
     def is_unchanged(self, group: Group, member: str, epoch: int) -> bool:
         """Renew the session of a member if nothing has changed since its last request; else False.

@@ -59,6 +59,9 @@ class ShareFetcher:
 
         def fetched(session: WireShareSession) -> dict[Place, Fields]:
             fields = self._acquired(session, request, deadline)
+            # As in Kafka, whether there are records.
+            if request.share_session_epoch == INITIAL and request.max_records:
+                fields = dict.fromkeys(session.places.values(), _NOTHING) | fields
             for place, code in session.codes.items():
                 said = {f"acknowledge_{name}": value for name, value in code.items()}
                 fields[place] = fields.get(place, _NOTHING) | said
@@ -79,7 +82,7 @@ class ShareFetcher:
             self._fetcher.sent()
             ends = {each.log: end_of(each.log) for each in session.partitions.values()}
             outcome = session.step(limit)
-            found, failed = session.read(outcome, grant)
+            found, failed = session.read(outcome, grant, max(request.batch_size or limit, 1))
             session.write_letters(outcome)
             session.checkpoint_after(CHECKPOINT_SECONDS)
             if found or failed or limit <= 0 or monotonic() >= deadline:

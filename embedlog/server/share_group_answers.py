@@ -48,7 +48,7 @@ class ShareGroupAnswers(HeartbeatAnswers):
         self._check_group(group)
         if epoch == LEAVE:
             return self._leave(group, request)
-        if names is None and self._is_unchanged(group, member, epoch):
+        if names is None and self._members.is_unchanged(group, member, epoch):
             return alive(member, epoch)
         check = partial(check_epoch, epoch, ())
         if epoch == JOIN:
@@ -60,9 +60,12 @@ class ShareGroupAnswers(HeartbeatAnswers):
         infos = self._topics(self._members.info(group, member))
         group.begin(infos)
         LetterWriter(group, self._log.root).prepare(infos)
-        epoch = self._members.renew(group, member, check)
-        keys = {info.key(number) for info in infos for number in range(info.partitions)}
-        return self._answer(group, member, epoch, keys, says_all=names is not None)
+        answer = alive(member, self._members.renew(group, member, check))
+        # Who knows the epoch has got it with the partitions.
+        if names is not None or answer["member_epoch"] != epoch:
+            keys = {info.key(number) for info in infos for number in range(info.partitions)}
+            answer |= self._assignment(keys)
+        return answer
 
     def _topics(self, info: MemberInfo) -> list[TopicInfo]:
         """Return the topics of a member that exist."""
@@ -78,12 +81,11 @@ class ShareGroupAnswers(HeartbeatAnswers):
     def _described(self, name: str) -> Fields:
         group = ShareGroup(self._log.root, name)
         snapshot, (document, sessions) = _snapshot(group), stored(group)
-        version = document.version
-        no_session = MemberSession(0, epoch=version)
+        no_session = MemberSession(0, epoch=document.generation)
         return {
             "group_state": snapshot.state,
-            "group_epoch": version,
-            "assignment_epoch": version,
+            "group_epoch": document.generation + (not document.target_is_current),
+            "assignment_epoch": document.generation,
             "assignor_name": "simple",
             "members": [
                 described_member(info, sessions.get(info.id, no_session).epoch)

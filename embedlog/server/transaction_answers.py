@@ -15,6 +15,7 @@ from embedlog.server.answers import (
     Caller,
     Fields,
     by_topic,
+    has_group,
     numbers_by_topic,
     partitions_of,
     position_of,
@@ -183,7 +184,9 @@ class TransactionAnswers:
                 # Of the group of the log: the commit checks what it owns.
                 return ConsumerGroupMetadata(*who)
             if generation >= 0:
-                raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"The group {group} has no members")
+                exists = has_group(self._log, group)
+                code = ErrorCode.UNKNOWN_MEMBER_ID if exists else ErrorCode.ILLEGAL_GENERATION
+                raise ApiError(code, f"The group {group} has no such member")
         elif is_named:
             try:
                 self._groups.check_committer(*who)

@@ -143,7 +143,7 @@ class WireShareSession(ShareMember):
     # Reading
 
     def read(
-        self, outcome: StepOutcome, grant: Callable[[], int]
+        self, outcome: StepOutcome, grant: Callable[[], int], size: int
     ) -> tuple[dict[bytes, Fields], dict[bytes, Fields]]:
         """Return what a step has acquired, and errors, by the keys of partitions.
 
@@ -152,6 +152,7 @@ class WireShareSession(ShareMember):
         Args:
             outcome: Of the step.
             grant: Returns how many bytes of records there may be; the first one is in any case.
+            size: How many offsets a range of acquired records has at most.
         """
         found, errors = dict[bytes, Fields](), dict[bytes, Fields]()
         rest: dict[bytes, list[Acknowledgement]] = {}
@@ -173,8 +174,9 @@ class WireShareSession(ShareMember):
                 first, after = int(rows[0].offsets[0]), rows[-1].next_offset
                 fields = found.setdefault(key, {"records": [], "acquired_records": []})
                 fields["records"] += chain.from_iterable(map(write_rows, rows))
-                acquired = {"first_offset": first, "last_offset": after - 1}
-                fields["acquired_records"].append({**acquired, "delivery_count": count})
+                for at in range(first, after, size):
+                    acquired = {"first_offset": at, "last_offset": min(at + size, after) - 1}
+                    fields["acquired_records"].append({**acquired, "delivery_count": count})
             around = (start, first, GAP), (after, following, GAP), (following, stop, RETURN)
             said += [Acknowledgement(*each) for each in around if each[0] < each[1]]
         if any(rest.values()):

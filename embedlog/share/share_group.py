@@ -22,7 +22,7 @@ from embedlog.config import BY_DURATION, ShareGroupConfig
 from embedlog.consumer import group_member
 from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import CommitFailedError, UnknownMemberIdError
-from embedlog.group import Group
+from embedlog.group import Group, subscribed_topics
 from embedlog.groups import LOCKS, offsets, share_state
 from embedlog.groups.membership import SHARE, Membership
 from embedlog.groups.offsets import COMMITTED, PendingOffsetsError
@@ -146,10 +146,12 @@ class ShareGroup(Group):
             for key in new:
                 found = logs[key].offset_for_timestamp(since_ms)
                 starts[key] = logs[key].end_offset() if found is None else found.offset
-        newest = max((info.id for info in self.context.catalog.topics().values()), default=0)
+        catalog = self.context.catalog.topics()
+        newest = max((info.id for info in catalog.values()), default=0)
+        own = {info.name: (info.id, info.partitions) for info in topics}
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            group.begin({info.name: (info.id, info.partitions) for info in topics}, newest)
+            group.begin({**subscribed_topics(group, catalog), **own}, newest)
             rows = {}
             for key in new:
                 at = peek_tail(txn, key)

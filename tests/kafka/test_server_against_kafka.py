@@ -43,7 +43,6 @@ _DEFAULTS = "Another default: docs/differences-from-kafka.md"
 _COPIES = "A log in one directory ignores where copies are to be: docs/serve.md"
 _NO_BROKER_SETTINGS = "Settings of topics have no counterpart of brokers on a log"
 _NAMED = "Groups have names: Kafka lets the empty one commit"
-_SIMPLE = "A group without members is one of consumers, whoever has committed"
 _SESSION = "Sessions may be as short as a client likes"
 _ASSIGNED = "The server assigns, as Kafka's in a group that moves to KIP-848: docs/serve.md"
 _UNKNOWN_ID = "An id that a member was told to join with is not kept until it does"
@@ -84,7 +83,6 @@ DIFFERENCES = [
     Difference("OffsetCommit: no group", "*", _NAMED),
     Difference("OffsetFetch: no group", "*", _NAMED),
     Difference("D*Groups: without a name", "*", _NAMED),
-    Difference("*Groups: *", "groups.protocol_type", _SIMPLE, "", "consumer"),
     Difference("JoinGroup: short session", "*", _SESSION),
     Difference("JoinGroup: unknown id*", "*", _UNKNOWN_ID),
     Difference("ListGroups: with a member", "groups.group_state", _UNKNOWN_ID, "Empty", "Stable"),

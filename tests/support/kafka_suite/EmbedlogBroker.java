@@ -136,6 +136,7 @@ public final class EmbedlogBroker {
     given.put("listener.security.protocol.map", "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT");
     given.put("controller.quorum.bootstrap.servers", server.bootstrapServers());
     given.put("unstable.api.versions.enable", "false");
+    given.put("group.consumer.assignment.interval.ms", "0"); // The server assigns at once.
     return new KafkaConfig(given);
   }
 
