@@ -30,7 +30,7 @@ class Session:
 
     def __init__(self, client: WireClient, log: embedlog.Log, version: int) -> None:
         self.id, self.epoch, self._client, self._version = 0, 0, client, version
-        number = topic_id(log, log.root.topic("orders"))
+        number = topic_id(log, log.root.topic("orders").id)
         self.topic = {"topic": "orders"} if version == OLD else {"topic_id": number}
 
     def fetch(self, *offsets: tuple[int, int], forget: tuple[int, ...] = (), **fields: Any) -> Any:

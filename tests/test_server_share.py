@@ -157,7 +157,7 @@ def join(log, kafka_server):
     with ExitStack() as stack:
 
         def make(name: str = "a", address: str = "", partitions: int = 1) -> Sharer:
-            number = topic_id(log, log.root.topic("jobs"))
+            number = topic_id(log, log.root.topic("jobs").id)
             sharer = Sharer(address or kafka_server.bootstrap_servers, number, name, partitions)
             stack.callback(lambda: sharer.client.close())
             assert sharer.beat() == 0
@@ -306,7 +306,7 @@ def test_records_of_typed_topics_are_json(log, join):
             producer.send("typed", {"id": number, "name": f"n{number}"})
     sharer = join()
     assert sharer.beat(subscribed_topic_names=["typed"]) == 0
-    sharer.topic = topic_id(log, log.root.topic("typed"))
+    sharer.topic = topic_id(log, log.root.topic("typed").id)
     found = sharer.fetch(max_records=7) + sharer.fetch((0, 6, ACCEPT), max_records=7)
     assert [json.loads(value) for *_, value in found] == [
         {"id": number, "name": f"n{number}"} for number in range(14)
@@ -333,7 +333,7 @@ def test_offsets_without_a_record_are_done(log, join):
     assert len(kept) == 31
     sharer = join()
     assert sharer.beat(subscribed_topic_names=["other"]) == 0
-    sharer.topic, found = topic_id(log, log.root.topic("other")), []
+    sharer.topic, found = topic_id(log, log.root.topic("other").id), []
     while len(found) < len(kept):
         found += sharer.fetch(max_records=20)
     assert found == kept

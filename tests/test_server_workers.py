@@ -157,7 +157,7 @@ def test_a_client_has_records_of_a_share_group_from_each_worker(log, servers):
     for number in range(2):
         log.partition("jobs", number).append([batch.encode_lists([b"v"], None, 1)])
     addresses = [each.bootstrap_servers for each in servers]
-    topic = topic_id(log, log.root.topic("jobs"))
+    topic = topic_id(log, log.root.topic("jobs").id)
     with ExitStack() as stack:
 
         def client(worker: int, name: str, partition: int) -> Sharer:

@@ -168,7 +168,7 @@ class Answers:
         version = self.log.root.version()
         if version != self._names[0]:
             infos = self.log.root.topics()
-            self._names = version, {topic_id(self.log, each): n for n, each in infos.items()}
+            self._names = version, {topic_id(self.log, each.id): n for n, each in infos.items()}
         return self._names[1].get(number)
 
     def named(self, name: str | None, number: UUID) -> str:
@@ -258,7 +258,7 @@ class Answers:
         return {
             "error_code": 0,
             "name": info.name,
-            "topic_id": topic_id(self.log, info),
+            "topic_id": topic_id(self.log, info.id),
             "is_internal": info.name.startswith(INTERNAL),
             "partitions": partitions,
         }
@@ -326,7 +326,7 @@ class Answers:
                 return {"num_partitions": count, "replication_factor": copies}
             info = self.log.root.topic(topic.name)
             return {
-                "topic_id": topic_id(self.log, info),
+                "topic_id": topic_id(self.log, info.id),
                 "num_partitions": count,
                 "replication_factor": len(self.cluster.placement(topic.name, 0).replicas),
                 "configs": _entries(info.config.to_dict(), TopicConfig().to_dict()),
@@ -345,7 +345,7 @@ class Answers:
             if (name is None) == (number in (None, _NO_ID)):
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Either the name or the id")
             name = self.named(name, number)
-            deleted = topic_id(self.log, self._topic_info(name))
+            deleted = topic_id(self.log, self._topic_info(name).id)
             self.log.delete_topic(name)
             return {"name": name, "topic_id": deleted}
 
@@ -734,7 +734,7 @@ class Answers:
         infos = self.log.root.topics()
         for topic in found:
             if topic["name"] in infos:
-                topic["topic_id"] = topic_id(self.log, infos[topic["name"]])
+                topic["topic_id"] = topic_id(self.log, infos[topic["name"]].id)
         return {"topics": found + unknown}
 
     def offset_commit(self, request: Any, caller: Caller, commit: Commit | None = None) -> Fields:

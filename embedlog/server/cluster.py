@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid5
 from zlib import crc32
 
-from embedlog.catalog import TopicInfo
 from embedlog.partition.partition_log import ReplicaPlacement
 from embedlog.replication.root import ReplicatedRoot
 
@@ -37,13 +36,8 @@ def cluster_id(log: Log) -> str:
     return log.root.cluster_id if isinstance(log.root, ReplicatedRoot) else log.root.id
 
 
-def topic_id(log: Log, info: TopicInfo) -> UUID:
-    """Return the id of a topic, which no topic of another log has."""
-    return topic_uuid(log, info.id)
-
-
-def topic_uuid(log: Log, number: int) -> UUID:
-    """Return the id of a topic for clients, by that in the catalog."""
+def topic_id(log: Log, number: int) -> UUID:
+    """Return the id of a topic, which no topic of another log has, by that in the catalog."""
     return _topic_id(cluster_id(log), number)
 
 

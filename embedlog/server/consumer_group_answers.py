@@ -10,7 +10,7 @@ from embedlog.groups.membership import MODERN, MemberInfo, MemberSession
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
 from embedlog.server.answers import MODERN_STATES, Caller, Fields
-from embedlog.server.cluster import topic_uuid
+from embedlog.server.cluster import topic_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.heartbeat_answers import (
     JOIN,
@@ -91,7 +91,7 @@ class ConsumerGroupAnswers(HeartbeatAnswers):
         """Return the keys of the partitions that a client says it has; None if it does not."""
         if request.topic_partitions is None:
             return None
-        ids = {topic_uuid(self._log, info.id): info.id for info in self._log.root.topics().values()}
+        ids = {topic_id(self._log, info.id): info.id for info in self._log.root.topics().values()}
         return {
             PARTITION_KEY.pack(ids[topic.topic_id], number)
             for topic in request.topic_partitions

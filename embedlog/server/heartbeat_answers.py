@@ -30,7 +30,7 @@ from embedlog.server.answers import (
     with_operations,
 )
 from embedlog.server.classic_groups import ClassicGroups
-from embedlog.server.cluster import topic_uuid
+from embedlog.server.cluster import topic_id
 from embedlog.server.error_codes import ApiError, ErrorCode
 from embedlog.server.remote_members import LEFT, Keys, RemoteMembers
 from embedlog.server.subscriptions import check_member_id, remote_info
@@ -97,7 +97,7 @@ class HeartbeatAnswers:
     def _assignment(self, keys: Keys) -> Fields:
         """Return partitions as a heartbeat is answered with them."""
         topics = numbers_by_topic(map(PARTITION_KEY.unpack, keys), "id")
-        named = [{**each, "topic_id": topic_uuid(self._log, each["id"])} for each in topics]
+        named = [{**each, "topic_id": topic_id(self._log, each["id"])} for each in topics]
         return {"assignment": {"topic_partitions": named}}
 
     # Administration
@@ -118,7 +118,7 @@ class HeartbeatAnswers:
         """Return partitions of topics that have ids, as groups are described with them."""
         return {
             "topic_partitions": [
-                {**each, "topic_id": topic_uuid(self._log, ids[each["topic_name"]])}
+                {**each, "topic_id": topic_id(self._log, ids[each["topic_name"]])}
                 for each in numbers_by_topic(partitions, "topic_name")
                 if each["topic_name"] in ids
             ]

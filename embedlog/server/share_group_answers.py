@@ -153,7 +153,7 @@ class ShareGroupAnswers(HeartbeatAnswers):
     def _with_ids(self, topics: list[Fields]) -> list[Fields]:
         known = self._log.root.topics()
         return [
-            {**each, "topic_id": topic_id(self._log, known[each["topic_name"]])}
+            {**each, "topic_id": topic_id(self._log, known[each["topic_name"]].id)}
             if each["topic_name"] in known
             else each
             for each in topics
