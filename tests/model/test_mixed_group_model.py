@@ -716,8 +716,8 @@ BUGS = {
         MEMBERS + "RemoteMembers.is_unchanged", {"seen.versions != versions or": ""}
     ),
     "a client is not told again after it connected again": Change(
-        HEARTBEATS + "HeartbeatAnswers._answer",
-        {"says_all or self._told.get(told)": "self._told.get(told, keys if epoch > 1 else None)"},
+        "embedlog.server.consumer_group_answers:ConsumerGroupAnswers._heartbeat",
+        {"_says_all(request) or self._told.get(key)": "self._told.get(key, epoch and assigned)"},
     ),
     "any older epoch is taken": Change(
         HEARTBEATS + "check_epoch",
