@@ -947,6 +947,8 @@ class Transformer:
                 auto_offset_reset="earliest",
                 isolation_level="read_committed",
                 heartbeat_interval_ms=200,
+                # One that is closed while there is no server stays a member for so long.
+                session_timeout_ms=6000,
             )
             consumer.subscribe(["in"])
             try:
