@@ -96,8 +96,8 @@ class Fetcher:
         """Convert what follows a full answer while the client looks at that."""
         while self._full:
             log, reader, limit = self._full.pop()
-            offset, epoch = reader.offset, log.tail().leader_epoch
             with suppress(EmbedlogError):  # The client meets it if it asks.
+                offset, epoch = reader.offset, log.tail().leader_epoch
                 if parts := self._converted(log, reader, limit):
                     facts = end_of(parts), epoch, "none", parts, sum(map(len, parts))
                     self._ahead.keep(log, offset, CachedBatches(*facts))
