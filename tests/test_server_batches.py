@@ -8,19 +8,21 @@ import zlib
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.random_messages import random_records
 from support.tiers import choose
 
 from embedlog.batch import encode_lists, parse, schema
+from embedlog.batch.wire import headers_type
 from embedlog.checksum import crc32c
 from embedlog.errors import EmbedlogError
 from embedlog.kafka.kafka_python import kafka
 from embedlog.server import record_batches
 from embedlog.server.codecs import decompress
 from embedlog.server.error_codes import ApiError, ErrorCode
-from embedlog.server.record_batches import HEAD, read_batch, write_batches
+from embedlog.server.record_batches import HEAD, WireRows, read_batch, write_batches, write_rows
 
 BASE, EPOCH = 100, 3
 
@@ -153,6 +155,27 @@ def test_a_timestamp_must_fit_in_64_bits():
     struct.pack_into(">q", head, 27, (1 << 63) - 3)
     with pytest.raises(ApiError):
         read_batch(memoryview(compressed(bytes(head) + wire[HEAD.size :], 0, bytes))).columns()
+
+
+@pytest.mark.parametrize("headers", [[], None, [("a", b"x"), ("b", None)]], ids=repr)
+@pytest.mark.parametrize("value", [None, b"", b"vv"], ids=repr)
+@pytest.mark.parametrize("key", [None, b"k"], ids=repr)
+def test_parts_of_columns_are_written(key, value, headers):
+    """Also of one row, and where all items of a column are missing."""
+    given = [[("q", b"1")], *[headers] * 3]
+    arrays = {
+        "timestamp": pa.array(range(4), pa.int64()),
+        "key": pa.array([key] * 4, pa.binary()),
+        "value": pa.array([value] * 4, pa.binary()),
+        "headers": pa.array(given, headers_type()),
+    }
+    rows = WireRows(pa.RecordBatch.from_pydict(arrays), np.arange(4) + 5, 9, (0, False))
+    for part in (slice(0, 4), slice(0, 1), slice(1, 4), slice(3, 4)):
+        read = read_batch(memoryview(b"".join(write_rows(rows.part(part)))))
+        values, keys, _, found = read.lists()
+        count = part.stop - part.start
+        assert (values, keys) == ([value] * count, [key] * count)
+        assert (found or [[]] * count) == [each or [] for each in given[part]]
 
 
 @pytest.mark.parametrize("codec", CODECS)

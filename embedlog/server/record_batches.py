@@ -13,12 +13,12 @@ from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 from embedlog.batch import Batch, EncodedBatch, encode, encode_lists, from_lists, schema
-from embedlog.batch.arrays import data, numbers
+from embedlog.batch.arrays import numbers
 from embedlog.batch.encode import headers_array
 from embedlog.batch.wire import timestamp_type
 from embedlog.checksum import crc32c
 from embedlog.config import INT_MAX
-from embedlog.lazy import np, pa, pc
+from embedlog.lazy import np, pa
 from embedlog.server.codecs import NAMES, decompress
 from embedlog.server.error_codes import ApiError, ErrorCode
 
@@ -481,17 +481,11 @@ def write_rows(rows: WireRows) -> WireParts:
         columns_before = [_varint_column([*before, between])]
     else:
         columns_before = [_varint_column(before), keys, _varint_column([between])]
-    joined = pc.binary_join_element_wise(
-        *(*columns_before, values),
-        data(b"\0", pa.binary()) if headers is None else headers,
-        data(b"", pa.binary()),
-        null_handling="replace",
-        null_replacement="",
-    )
-    _, bounds, content = joined.buffers()
-    first, last = map(int, np.frombuffer(bounds, np.int32, count + 1, joined.offset * 4)[[0, -1]])
+    if headers is None:
+        headers = pa.array([b"\0"], pa.binary())
+    ends, content = _joined(*columns_before, values, headers)
     return _sealed(
-        content.slice(first, last - first),
+        content.slice(0, int(ends[-1])),
         *(base, rows.next_offset, rows.kind, (base_time, int(times.max())), count),
     )
 
@@ -505,19 +499,31 @@ def _encoded_headers(column: Any) -> Any:
         counts = np.where(column.is_null().to_numpy(zero_copy_only=False), 0, counts)
     names, values = column.flatten().flatten()
     names = names.cast(pa.binary())
-    pairs = pc.binary_join_element_wise(
-        *(_varint_column([_zigzag(_sizes(names))]), names),
-        *(_varint_column([_zigzag(_sizes(values))]), values, data(b"", pa.binary())),
-        null_handling="replace",
-        null_replacement="",
-    )
-    ends = np.zeros(len(column) + 1, np.int32)
-    np.cumsum(counts, out=ends[1:])
-    lists = pa.ListArray.from_arrays(numbers(ends, pa.int32()), pairs)
-    empty = data(b"", pa.binary())
-    return pc.binary_join_element_wise(
-        _varint_column([_zigzag(counts)]), pc.binary_join(lists, empty), empty
-    )
+    sizes = [_varint_column([_zigzag(_sizes(each))]) for each in (names, values)]
+    ends, content = _joined(sizes[0], names, sizes[1], values)
+    pairs = _binary(ends[np.append(0, np.cumsum(counts))], content)
+    return _binary(*_joined(_varint_column([_zigzag(counts)]), pairs))
+
+
+def _joined(*columns: Any) -> tuple[Any, Any]:
+    """Return the items of columns, joined row by row: where each row ends, after 0, and the bytes.
+
+    Null is nothing, and a column of one item has it in each row.
+    """
+    count = max(map(len, columns))
+    places, first = np.empty((count, len(columns)), np.int32), 0
+    for number, column in enumerate(columns):
+        places[:, number] = np.arange(first, first + count) if len(column) == count else first
+        first += len(column)
+    items = pa.concat_arrays(columns).take(numbers(places.ravel(), pa.int32()))
+    _, bounds, content = items.buffers()
+    return np.frombuffer(bounds, np.int32)[: len(items) + 1 : len(columns)], content
+
+
+def _binary(ends: Any, content: Any) -> Any:
+    """Return a column, by where its items end, after 0, and their bytes."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(ends)), content]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers, 0)
 
 
 def _sizes(column: Any) -> Any:
@@ -562,5 +568,4 @@ def _varint_column(groups: Sequence[Any]) -> Any:
             at += 1
     ends = np.zeros(count + 1, np.int32)
     np.cumsum(present.sum(axis=0), out=ends[1:])
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(places.T[present.T])]
-    return pa.Array.from_buffers(pa.binary(), count, buffers, 0)
+    return _binary(ends, pa.py_buffer(places.T[present.T]))
