@@ -631,7 +631,8 @@ def test_a_directory_has_the_space_of_its_disk(embedlog_log, client):
     (described,) = client.ask("DescribeLogDirs", 4, topics=None).results
     disk = shutil.disk_usage(embedlog_log.path)
     assert described.total_bytes == disk.total
-    assert described.usable_bytes == pytest.approx(disk.free, rel=0.1)
+    # Root may use what is reserved.
+    assert 0.9 * disk.free < described.usable_bytes < 1.1 * (disk.total - disk.used)
 
 
 def test_a_page_of_topics_ends_where_the_limit_is_reached(embedlog_log, client):
