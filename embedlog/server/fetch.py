@@ -29,6 +29,8 @@ _ZSTD_SINCE = 10
 """The first version of fetch requests whose clients know zstd."""
 _MAX_READERS = 1000
 """How many partitions a connection reads on from where it was."""
+_MAX_AHEAD = 16
+"""How many partitions of an answer are read ahead: more would drop each other from the cache."""
 LONGEST_WAIT_SECONDS = 300.0
 """Also if a client asks for more: its connection may have broken meanwhile."""
 
@@ -118,7 +120,7 @@ class Fetcher:
             if reader is None or (reader.offset, reader.leader_epoch) != (offset, epoch):
                 reader = log.reader(offset)
             found = self._converted(log, reader, limit)
-        is_full = READ_BYTES >= limit <= sum(map(len, found))
+        is_full = READ_BYTES >= limit <= sum(map(len, found)) and len(self._full) < _MAX_AHEAD
         reader = self._readers.get(log.key)
         if is_full and reader is not None and reader.offset == end_of(found):
             self._full.append((log, reader, limit))
