@@ -159,6 +159,11 @@ class Group:
         row = self.context.live.get(self._version)
         return 0 if row is None else GROUP_VERSIONS.unpack(row)
 
+    def exists(self) -> bool:
+        """Whether the group has commits, or has had members since the machine was started."""
+        # In this order: the first is empty once the group is in use.
+        return bool(self._checkpointed()) or self.context.live.get(self._document) is not None
+
     def snapshot(self) -> GroupSnapshot:
         """Return the whole group at one instant, without members that are dead.
 

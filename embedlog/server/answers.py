@@ -681,8 +681,7 @@ class Answers:
         """Answer: deletes groups with their offsets."""
 
         def delete(name: str) -> None:
-            if not has_group(self.log, name):
-                raise unknown_group(name)
+            check_group(self.log, name)
             self.log.groups[name].delete()
 
         names = request.groups_names
@@ -795,10 +794,19 @@ def check_epoch(log: PartitionLog, epoch: int) -> int:
 def has_group(log: Log, name: str) -> bool:
     """Whether a group exists; none can have a name that is not valid."""
     try:
-        open_group(log.root, name).snapshot()
-    except (GroupIdNotFoundError, InvalidGroupIdError):
+        return open_group(log.root, name).exists()
+    except InvalidGroupIdError:
         return False
-    return True
+
+
+def check_group(log: Log, name: str) -> None:
+    """Raise unless a group exists.
+
+    Raises:
+        ApiError: It does not.
+    """
+    if not has_group(log, name):
+        raise unknown_group(name)
 
 
 def _protocol_type(group: Any) -> str:

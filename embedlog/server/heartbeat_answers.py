@@ -24,9 +24,8 @@ from embedlog.server.answers import (
     Answers,
     Caller,
     Fields,
-    has_group,
+    check_group,
     numbers_by_topic,
-    unknown_group,
     with_operations,
 )
 from embedlog.server.classic_groups import ClassicGroups
@@ -106,8 +105,7 @@ class HeartbeatAnswers:
         """Return the answer to a request to describe groups."""
 
         def existing(name: str) -> Fields:
-            if not has_group(self._log, name):
-                raise unknown_group(name)
+            check_group(self._log, name)
             return described(name)
 
         outcome = self._answers.outcome

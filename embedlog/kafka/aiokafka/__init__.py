@@ -27,6 +27,7 @@ from embedlog.kafka.aiokafka.producer import AIOKafkaProducer
 from embedlog.kafka.library import public_name
 
 __version__ = aiokafka.__version__
+# With a bare star, griffe takes the other package's names for its own and warns.
 __all__ = ["AIOKafkaAdminClient", "AIOKafkaConsumer", "AIOKafkaProducer", *sorted(aiokafka.__all__)]
 
 
